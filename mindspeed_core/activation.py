@@ -23,6 +23,7 @@ from mindspeed_core.resolver.resolve import resolve
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
+    from mindspeed_core.upstream.notes import FlagNote
 
 Flags = Mapping[str, Any] | Sequence[str] | Namespace
 
@@ -130,6 +131,11 @@ def plan_for(
     registry = registry or Registry.discover()
     parsed = parse_flags(flags, flag_set(registry, host), configs)
     problems = list(parsed.problems)
+    completed: tuple[FlagNote, ...] = ()
+    try:
+        completed = registry.complete_arguments(host, parsed)
+    except ArgumentError as error:
+        problems.append(Problem("E-ARGUMENT", error.reason, error.remedy, flag=error.flag))
     try:
         name, why = choose_platform(platform or requested_platform(parsed.args), registry)
         check_dry_run_flags(registry.platform(name), parsed.args)
@@ -158,7 +164,8 @@ def plan_for(
         raise PlanError([*problems, *error.problems]) from None
     if problems:
         raise PlanError(problems)
-    return plan, parsed
+    stood_down = registry.stand_downs(host, parsed.args, plan)
+    return replace(plan, flag_notes=(*parsed.flag_notes, *completed, *stood_down)), parsed
 
 
 def prepare(

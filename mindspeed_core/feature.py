@@ -90,6 +90,8 @@ class Flag:
         per_rank: the value may differ between ranks (paths on a node); others must agree.
         allow_nonfinite: accept ``nan`` and ``inf`` for a float flag.
         group: heading in ``--help``; features leave it empty and get the heading of their family.
+        changes_training: the value decides what is trained (a mask, a loss, which tokens an expert drops),
+            not only how. Given where nothing reads it, such a flag is refused; any other one is noted.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Flag:
     allow_nonfinite: bool = False
     group: str = ""
     choices_from: str = ""
+    changes_training: bool = False
 
     def __post_init__(self) -> None:
         for option in (self.name, *self.aliases):
@@ -177,6 +180,8 @@ class Requirement:
         one_of: the values of which ``flag`` must have one; a flag of several values has no other ones.
         reason: what a user reads when it does not hold.
         implies: switch the required feature on instead of complaining, when its own flags need no decision.
+        remedy: what to type where it does not hold (``"add --pipeline-schedule zb-h1"``); by default the
+            first flag of the required feature, or the required value.
     """
 
     feature: str = ""
@@ -186,6 +191,7 @@ class Requirement:
     one_of: tuple[Any, ...] = ()
     reason: str = ""
     implies: bool = False
+    remedy: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "any_of", tuple(self.any_of))
@@ -301,8 +307,9 @@ class Gain:
         exactly: the value with the feature; the baseline needs none.
         less: by how much the value is smaller than the baseline's, exactly.
         value_at_most: upper bound of the value with the feature; the baseline needs none.
+        platforms: where the bounds hold; empty means everywhere.
 
-    Without any bound the ratio is only reported.
+    Without any bound, or on another platform, the ratio is only reported.
     """
 
     measure: str
@@ -310,6 +317,7 @@ class Gain:
     exactly: float | None = None
     less: float | None = None
     value_at_most: float | None = None
+    platforms: tuple[str, ...] = ()
 
     @property
     def demand(self) -> str:
@@ -607,12 +615,34 @@ class Feature:
         return ()
 
     @classmethod
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return flags of the active feature that have no effect beside these arguments, with reasons.
+
+        A flag is read by the features that declare it, while they are active; this names the exceptions:
+        ``{"--acme-decay": "--acme-kind last keeps no average; set --acme-kind mean"}``. Only flags that
+        somebody gives, with another value than their default, are reported.
+        """
+        return {}
+
+    @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Return what a user of the active feature should know about these arguments, one sentence each.
 
         Printed with the plan and when a run starts; no part of the plan's digest.
         """
         return ()
+
+    @classmethod
+    def model_facts(cls, args: Any) -> Mapping[str, Any]:
+        """Return what the active feature changes in the function that the model computes, by name.
+
+        Checkpoints hold it, and weights of a model with other facts are refused: a scale of the embedding, a
+        limit of attention scores, another router. A name of megatron-core's configuration (``window_size``)
+        gives that field its value. Leave out what is off, and what only trains otherwise or
+        computes the same elsewhere or faster. A feature without whose tensors or keys a checkpoint cannot be
+        read says so by ``affects_checkpoint``. Values are JSON types.
+        """
+        return {}
 
     @classmethod
     def hooks(cls) -> dict[str, Callable[..., Any]]:

@@ -9,7 +9,7 @@ put in, so that a second feature at the same site gets an error that names the f
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,10 @@ from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from mindspeed_core.discovery.slots import NORM_ROLES as NORM_ROLES
+from mindspeed_core.errors import UserError
+from mindspeed_core.linear_layout import ANY_LAYOUT as ANY_LAYOUT
+from mindspeed_core.linear_layout import LinearLayout as LinearLayout
+from mindspeed_core.linear_layout import knows, layout_of, wrapped_argument
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
@@ -36,6 +40,10 @@ class LayerSpecError(RuntimeError):
     """A specification tree cannot be edited as asked; the message names role, path and owners."""
 
 
+class LinearLayoutError(LayerSpecError, UserError):
+    """A module goes around a linear whose layout it does not know; the message names both and the way out."""
+
+
 @dataclass(frozen=True)
 class Replacement:
     """One replacement, as `SpecEditor.history` reports it.
@@ -46,6 +54,7 @@ class Replacement:
         path: where in the tree, ``layers.3.self_attention.core_attention`` (position within the chunk).
         old: class that was there, ``None`` for an empty site.
         new: class that is there now.
+        layouts: names of the layouts of linears that a wrapper knows, beside megatron-core's.
     """
 
     owner: str
@@ -53,6 +62,7 @@ class Replacement:
     path: str
     old: str | None
     new: str
+    layouts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,7 @@ class Site:
         spec: what is specified there; a bare class appears as ``ModuleSpec(module=class)``, an empty site
             (None or an identity) as None.
         within: roles of the modules around it, outermost first.
+        wrapped_in: what wraps it at this place and declares so, outermost first.
     """
 
     role: str
@@ -74,6 +85,32 @@ class Site:
     layer_number: int | None
     spec: ModuleSpec | None
     within: tuple[str, ...] = ()
+    wrapped_in: tuple[str, ...] = ()
+
+    @property
+    def placed_by(self) -> str:
+        """Return the feature that put the module here; empty where no feature did."""
+        past = _history(self.spec) if self.spec is not None else ()
+        return past[-1].owner if past else ""
+
+    def wrap(self, module: type, **params: Any) -> ModuleSpec:
+        """Return a specification of ``module`` that contains what this site specifies.
+
+        Features that come later find what is inside, and replace it there.
+
+        Args:
+            module: a class with the attribute ``wraps``: the name of the constructor's argument that gets the
+                specification of what stands here. The other arguments are those of what it contains.
+            params: further constructor arguments.
+
+        Raises:
+            LayerSpecError: the class does not say what it wraps, or nothing stands here.
+        """
+        inside = wrapped_argument(module)
+        if not inside or self.spec is None:
+            lacks = f"{module.__qualname__} has no attribute wraps" if not inside else "nothing stands there"
+            raise LayerSpecError(f"{self.role} ({self.path}) cannot be wrapped: {lacks}")
+        return ModuleSpec(module=module, params={inside: self.spec, **params})
 
     def carry(self, module: type, **params: Any) -> ModuleSpec:
         """Return a specification of ``module`` that keeps everything else this site specifies.
@@ -92,20 +129,25 @@ class Site:
 
 @dataclass
 class _Slot:
-    """A site together with the object that holds it."""
+    """A site together with the object that holds it, and the specifications that declare to wrap it."""
 
     site: Site
     holder: Any
     key: str | int
+    around: tuple[ModuleSpec, ...] = ()
 
     def read(self) -> Any:
-        return self.holder[self.key] if isinstance(self.key, int) else getattr(self.holder, self.key)
+        return getattr(self.holder, str(self.key)) if self._is_field else self.holder[self.key]
 
     def write(self, value: Any) -> None:
-        if isinstance(self.key, int):
-            self.holder[self.key] = value
+        if self._is_field:
+            setattr(self.holder, str(self.key), value)
         else:
-            setattr(self.holder, self.key, value)
+            self.holder[self.key] = value
+
+    @property
+    def _is_field(self) -> bool:
+        return not isinstance(self.holder, (list, dict))
 
 
 class SpecEditor:
@@ -185,6 +227,7 @@ class SpecEditor:
         layers: Iterable[int] | None = None,
         empty: bool = False,
         wrap: bool = False,
+        layouts: Collection[str] = (),
     ) -> int:
         """Put another specification at every matching site.
 
@@ -195,12 +238,15 @@ class SpecEditor:
             layers: only in these layers, by number in the whole model from 1.
             empty: also fill sites where nothing, or an identity, is specified.
             wrap: the new module contains the one that was there, so another feature's replacement is fine.
+            layouts: names of the layouts of linears that a wrapper knows beside megatron-core's, see
+                `mindspeed_core.linear_layout`; ``ANY_LAYOUT`` where it adds nothing to input or output.
 
         Returns:
             How many sites changed.
 
         Raises:
             LayerSpecError: another feature has replaced a site and the new module does not wrap it.
+            LinearLayoutError: a wrapper does not know the layout of the linear inside.
         """
         wanted = (roles,) if isinstance(roles, str) else tuple(roles)
         count, replaced = 0, set()
@@ -216,7 +262,7 @@ class SpecEditor:
                 chosen = new(site)
             if chosen is None:
                 continue
-            self._put(slot, site, chosen, wrap)
+            self._put(slot, site, chosen, wrap, layouts)
             count += 1
             replaced.add(".".join((*site.within, site.role)))
         if self._session is not None:
@@ -230,11 +276,11 @@ class SpecEditor:
         """Return every replacement in the tree by any feature, in the order of the tree."""
         found: list[Replacement] = []
         for slot in self._walk():
-            if slot.site.spec is not None:
-                found += _history(slot.site.spec)
+            for spec in (slot.site.spec, *slot.around):
+                found += [entry for entry in _history(spec) if entry not in found] if spec is not None else []
         return tuple(found)
 
-    def _put(self, slot: _Slot, site: Site, new: ModuleSpec, wrap: bool) -> None:
+    def _put(self, slot: _Slot, site: Site, new: ModuleSpec, wrap: bool, layouts: Collection[str]) -> None:
         past = _history(site.spec) if site.spec else ()
         others = [replacement for replacement in past if replacement.owner != self.owner]
         if others and not wrap:
@@ -244,12 +290,53 @@ class SpecEditor:
                 f"the two features, or let {self.owner} contain what is there: wrap=True here, and "
                 f'before = ("{others[-1].owner}",) in its declaration'
             )
+        self._check_layouts(slot, site, new, layouts if wrap else None)
         chosen = _unshared(new, site.path)
         entry = Replacement(
-            self.owner, site.role, site.path, _name(site.spec) if site.spec else None, _name(new)
+            *(self.owner, site.role, site.path, _name(site.spec) if site.spec else None, _name(new)),
+            layouts=tuple(sorted(layouts)),
         )
         setattr(chosen, _HISTORY, (*past, entry) if self.owner else past)
         slot.write(chosen)
+
+    def _check_layouts(
+        self, slot: _Slot, site: Site, new: ModuleSpec, layouts: Collection[str] | None
+    ) -> None:
+        """Refuse a wrapper around a linear whose layout it does not know, whichever of the two came first.
+
+        Args:
+            slot: the place.
+            site: what stands there.
+            new: what is put there.
+            layouts: those that it knows; None where it wraps nothing.
+
+        Raises:
+            LinearLayoutError: names both and the way out.
+        """
+        inside = layout_of(site.spec.module) if site.spec is not None else None
+        if layouts is not None and inside is not None and not knows(layouts, inside):
+            raise self._unknown_layout(site, self.owner, _name(new), site.placed_by, _name(site.spec), inside)
+        own = layout_of(new.module)
+        for wrapper in slot.around if own is not None else ():
+            entry = (_history(wrapper) or (Replacement("", site.role, site.path, None, _name(wrapper)),))[-1]
+            if own is not None and not knows(frozenset(entry.layouts), own):
+                raise self._unknown_layout(site, entry.owner, _name(wrapper), self.owner, _name(new), own)
+
+    def _unknown_layout(
+        self, site: Site, wraps: str, wrapper: str, owner: str, linear: str, layout: LinearLayout
+    ) -> LinearLayoutError:
+        plan = self._session.plan if self._session is not None else None
+        asking = {feature.name: feature.why for feature in plan.features} if plan is not None else {}
+        ways = [
+            why if (why := asking.get(name, "")).startswith("--") else f"the feature {name}"
+            for name in (layout.name, wraps)
+        ]
+        return LinearLayoutError(
+            f"{wraps} puts {wrapper} around {site.role} ({site.path}), and {linear} of "
+            f"{owner or layout.name} there {layout} ({layout.name}), not the parts of megatron-core's "
+            f"linears, so that what is added would be wrong: drop {ways[0]} or {ways[1]}, or let {wraps} "
+            f'name the layout where it knows it (SpecEditor.replace(layouts=("{layout.name}",)))'
+        )
 
     def _slots(self, roles: Sequence[str], layers: Iterable[int] | None, empty: bool) -> list[_Slot]:
         numbers = None if layers is None else frozenset(layers)
@@ -289,7 +376,14 @@ class SpecEditor:
     ) -> Iterator[_Slot]:
         slot = _Slot(Site(role, path, layer, None, within), holder, key)
         spec = _as_spec(slot.read())
-        slot.site = Site(role, path, layer, spec, within)
+        around: list[ModuleSpec] = []
+        # What declares to wrap is passed through: the place is that of the module inside.
+        while spec is not None and (inside := wrapped_argument(spec.module)) in spec.params:
+            around.append(spec)
+            path = f"{path}.{inside}"
+            slot = _Slot(slot.site, spec.params, inside, tuple(around))
+            spec = _as_spec(slot.read())
+        slot.site = Site(role, path, layer, spec, within, tuple(_name(wrapper) for wrapper in around))
         yield slot
         if spec is not None and spec.submodules is not None:
             yield from self._walk_fields(spec.submodules, path + ".", (*within, role), layer)

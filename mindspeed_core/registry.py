@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.discovery.declaration_checks import (
     Candidate,
@@ -39,6 +39,11 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.feature import DeclarationError, ExtensionPoint, Feature, Flag, HookApi, Slot, StageSpecs
 from mindspeed_core.hooks.versions import parsed, refusal
 from mindspeed_core.platforms.platform import Platform
+
+if TYPE_CHECKING:
+    from mindspeed_core.flags.entries import ParsedArguments
+    from mindspeed_core.resolver.plan import Plan
+    from mindspeed_core.upstream.notes import FlagNote
 
 __all__ = ["BrokenPlugin", "FeatureRecord", "Registry", "RegistryError"]
 
@@ -289,6 +294,37 @@ class Registry:
         """Return the notes of an installed host about arguments, one sentence each."""
         declared = self.host(host).notes if host in self.host_names() else ""
         return tuple(load_object(declared)(args)) if declared else ()
+
+    def complete_arguments(self, host: str, parsed: ParsedArguments) -> tuple[FlagNote, ...]:
+        """Let an installed host complete arguments before the plan is made, and return a note on each flag.
+
+        Changes the arguments and their provenance.
+
+        Raises:
+            mindspeed_core.errors.UserError: what they are filled in from cannot be read.
+        """
+        declared = self.host(host).completes if host in self.host_names() else ""
+        if not declared:
+            return ()
+        return tuple(load_object(declared)(parsed.args, parsed.provenance, self._declares))
+
+    def _declares(self, option: str, value: Any) -> bool:
+        """Return whether an installed feature declares an option, and with choices this one of them."""
+        flags = (flag for record in self.features.values() for flag in record.cls.flags)
+        return any(option in flag.options and (not flag.choices or value in flag.choices) for flag in flags)
+
+    def stand_downs(self, host: str, args: Any, plan: Plan) -> tuple[FlagNote, ...]:
+        """Let flags stand down that an installed host cannot act on, and return a note on each.
+
+        Changes ``args``.
+        """
+        declared = self.host(host).stand_downs if host in self.host_names() else ""
+        if not declared:
+            return ()
+        classes = (self.features[name].cls for name in plan.names)
+        claimed = frozenset(option for cls in classes for flag in cls.flags for option in flag.options)
+        kinds = self.platform(plan.platform).kinds()
+        return tuple(load_object(declared)(args, claimed, kinds))
 
     def _load_one(self, kind: str, name: str, found: Mapping[str, list[Source]]) -> Any:
         claimed = found.get(name)

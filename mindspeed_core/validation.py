@@ -13,7 +13,7 @@ from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.flags.values import shown_value
 from mindspeed_core.registry import Registry
-from mindspeed_core.resolver.plan import Plan, PlanError, Problem
+from mindspeed_core.resolver.plan import Plan, PlanError, Problem, Unread
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Checked:
     def ok(self) -> bool:
         """Return whether nothing is wrong."""
         return not self.problems
+
+    @property
+    def unread(self) -> tuple[Unread, ...]:
+        """Return the flags that were given and have no effect; empty where there is no plan."""
+        return self.plan.unread if self.plan is not None else ()
 
 
 def check(

@@ -2,8 +2,8 @@
 
 The core knows no feature by name, yet a user who types a flag of a package that is not installed should be
 given its name. The table is therefore generated: from the declarations of the plugins in this repository,
-from the flags that the plugin families have announced, and from what the documentation says of MindSpeed's
-flags with another name or none. Usage: ``python tools/announced_flags.py [--check]``.
+and from the flags that the plugin families have announced. Usage:
+``python tools/announced_flags.py [--check]``.
 """
 
 from __future__ import annotations
@@ -138,18 +138,6 @@ def plugins_in_the_tree() -> dict[str, tuple[set[str], set[str]]]:
     return found
 
 
-def of_mindspeed(taken: set[str]) -> dict[str, dict[str, list[str]]]:
-    """Collect MindSpeed's flags that nobody defines here, by the answers that the documentation gives."""
-    sys.path.insert(0, str(ROOT / "docs"))
-    from mindspeed_flags import GONE, RENAMED, written_answers
-
-    def answered(status: str) -> dict[str, list[str]]:
-        found = {option: answer.replace("`", "") for option, answer in written_answers(status).items()}
-        return _by_owner({option: answer for option, answer in found.items() if option not in taken})
-
-    return {"gone": answered(GONE), "renamed": answered(RENAMED)}
-
-
 def table() -> dict[str, dict[str, list[str]]]:
     """Build the whole table; a flag that a plugin in the tree declares belongs to that plugin."""
     flags = {name: dist for dist, names in ANNOUNCED_FLAGS.items() for name in names.split()}
@@ -165,7 +153,6 @@ def table() -> dict[str, dict[str, list[str]]]:
         "choices": choices,
         "features": _by_owner(features),
         "flags": _by_owner(flags),
-        **of_mindspeed(always | set(flags)),
     }
 
 

@@ -23,6 +23,8 @@ class Report:
         facts: what stands beside the rows (machine, command).
         rows: one dictionary for each check or measurement.
         headline: one line for the summary.
+        features: names of the features to prove; empty for all.
+        slice: which of how many parts of the section's checks this process makes, from 1 on.
     """
 
     path: Path
@@ -31,6 +33,8 @@ class Report:
     facts: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     headline: str = ""
+    slice: tuple[int, int] = (1, 1)
+    features: tuple[str, ...] = ()
 
     @property
     def platform(self) -> str:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,12 +92,20 @@ def listing(sections: Sequence[Section], reason: str) -> str:
 
 
 def run_section(
-    section: Section, path: Path, variables: Mapping[str, str], seconds: float, *, smoke: bool
+    section: Section,
+    path: Path,
+    variables: Mapping[str, str],
+    seconds: float,
+    *,
+    smoke: bool,
+    part: str = "1/1",
+    features: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run one section to its end, or to the end of its time, and complete its JSON file."""
+    """Run one section, or a slice of it, to its end or to the end of its time, and complete its JSON file."""
     path.unlink(missing_ok=True)
     command = [sys.executable, "-W", "ignore", str(SECTION_PROGRAM), section.name, str(path)]
-    command += ["--seconds", f"{seconds:g}", *(["--smoke"] if smoke else [])]
+    command += ["--seconds", f"{seconds:g}", "--slice", part, *(["--smoke"] if smoke else [])]
+    command += [word for name in features for word in ("--feature", name)]
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, env=dict(variables), stderr=errors, start_new_session=True)
@@ -124,6 +133,56 @@ def run_section(
         print("\n".join(tail), file=sys.stderr)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return content
+
+
+def run_side_by_side(
+    section: Section,
+    path: Path,
+    variables: Mapping[str, str],
+    seconds: float,
+    *,
+    smoke: bool,
+    count: int,
+    features: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run all slices of a section at the same time, and join their rows in one JSON file."""
+    parts = [path.with_name(f"{path.stem}-{number}-of-{count}.json") for number in range(1, count + 1)]
+    with ThreadPoolExecutor(count) as pool:
+        done = pool.map(
+            lambda number: run_section(
+                section,
+                parts[number - 1],
+                variables,
+                seconds,
+                smoke=smoke,
+                part=f"{number}/{count}",
+                features=features,
+            ),
+            range(1, count + 1),
+        )
+        contents = list(done)
+    joined = dict(contents[0])
+    joined["rows"] = [row for content in contents for row in content["rows"]]
+    joined["left_out"] = _joined([content.get("left_out", {}) for content in contents])
+    joined["seconds"] = max(content["seconds"] for content in contents)
+    worst = [content["status"] for content in contents if content["status"] not in (FINISHED, NOT_RUN)]
+    joined["status"] = worst[0] if worst else FINISHED
+    failed = sum(row["passed"] is False for row in joined["rows"])
+    left = ", ".join(f"{len(names)} {why}" for why, names in joined["left_out"].items())
+    joined["headline"] = f"{failed} of {len(joined['rows'])} failed in {count} slices; left out: {left}"
+    path.write_text(json.dumps(joined, indent=2) + "\n", encoding="utf-8")
+    for part in parts:
+        part.unlink(missing_ok=True)
+    return joined
+
+
+def _joined(left_out: Sequence[Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """Return the names that slices left out, by reason; what no slice can run is named once."""
+    found: dict[str, list[str]] = {}
+    for content in left_out:
+        for why, names in content.items():
+            found.setdefault(why, []).extend(name for name in names if name not in found.get(why, ()))
+    return found
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -157,6 +216,11 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _is_slice(text: str) -> bool:
+    number, _, count = text.partition("/")
+    return number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sections; 1 where one failed or found no time, 2 where packages are missing."""
     parser = argparse.ArgumentParser(
@@ -171,8 +235,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--smoke", action="store_true", help="tiny sizes on CPU: run the code, measure nothing"
     )
     parser.add_argument("--minutes", type=float, default=25.0, help="total time, 25 by default")
+    parser.add_argument(
+        "--slice",
+        metavar="I/N",
+        help="part I of N of the sections that can be divided, which is features",
+    )
+    parser.add_argument(
+        "--feature",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="prove this one only; may be repeated",
+    )
+    parser.add_argument(
+        "--side-by-side",
+        type=int,
+        default=min(8, max(1, (os.cpu_count() or 1) // 2)),
+        metavar="N",
+        help="parts of such sections that run at the same time; by default half of the processors, 8 at most",
+    )
     parser.add_argument("--results", type=Path, metavar="DIR", help="where the JSON files go")
     options = parser.parse_args(argv)
+    if options.slice and not _is_slice(options.slice):
+        parser.error(f"--slice {options.slice}: write I/N with 1 <= I <= N, for instance 2/8")
     chosen = [section for section in SECTIONS if section.name in (options.section or names)]
     usual = ROOT / "build" / "gpu-smoke" if options.smoke else BENCHMARKS / "results" / "gpu"
     folder: Path = options.results or usual
@@ -196,7 +281,29 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             print(f"\n== {section.name} (at most {seconds:.0f} s): {section.shows}", flush=True)
             path = (folder / f"{section.name}.json").resolve()
-            results[section.name] = run_section(section, path, variables, seconds, smoke=options.smoke)
+            if section.divides and not options.slice and not options.smoke and options.side_by_side > 1:
+                results[section.name] = run_side_by_side(
+                    section,
+                    path,
+                    variables,
+                    seconds,
+                    smoke=options.smoke,
+                    count=options.side_by_side,
+                    features=options.feature,
+                )
+                continue
+            part = options.slice if options.slice and section.divides else "1/1"
+            if part != "1/1":
+                path = path.with_name(f"{section.name}-{part.replace('/', '-of-')}.json")
+            results[section.name] = run_section(
+                section,
+                path,
+                variables,
+                seconds,
+                smoke=options.smoke,
+                part=part,
+                features=options.feature,
+            )
     print(f"\n{summary(results)}\nJSON in {folder}")
     return 0 if all(content["status"] in (FINISHED, NOT_RUN) for content in results.values()) else 1
 

@@ -52,9 +52,13 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--slice", default="1/1")
+    parser.add_argument("--feature", action="append", default=[])
     options = parser.parse_args()
     # Some seconds are kept for ending in order before the process is killed.
     report = Report(options.path, options.smoke, time.monotonic() + 0.9 * options.seconds)
+    number, count = map(int, options.slice.split("/"))
+    report.slice, report.features = (number, count), tuple(options.feature)
     report.facts = {
         "section": options.name,
         "smoke": options.smoke,

@@ -14,12 +14,14 @@ class Section:
         module: the module in this folder whose ``measure(report)`` runs it.
         seconds: time budget.
         shows: one sentence.
+        divides: its checks can be divided among processes that share the device.
     """
 
     name: str
     module: str
     seconds: int
     shows: str
+    divides: bool = False
 
 
 SECTIONS = (
@@ -69,13 +71,14 @@ SECTIONS = (
         240,
         "every proof of the features of this repository's plugins that fits the GPUs at hand: losses, "
         "gradients and parameters with and without the feature",
+        divides=True,
     ),
     Section(
         "nccl",
-        "two_gpus",
+        "several_gpus",
         120,
-        "two GPUs: tensor and sequence parallelism, and data parallelism with a distributed optimizer, train "
-        "as one process does",
+        "two GPUs and more: every kind of parallelism trains as one process does, and the step with each "
+        "family's overlap of communication against the step without",
     ),
 )
 """In the order in which they run; the budgets add up to 25 minutes."""

@@ -22,9 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from report import Report
+from timeline import StepProfile, shares
 
 PLAIN, HOST, FUSED = "megatron-core's loop", "host without features", "host with features"
-FEATURES = (*("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--use-flash-attn"),)
+FEATURES = (
+    *("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--use-flash-attn"),
+    *("--use-fused-cross-entropy", "--use-fused-adam", "--use-gradient-accumulation-fusion"),
+    # Without dropout and biases it fuses nothing, and calling what was compiled takes the host longer.
+    "--no-bias-dropout-fusion",
+)
 _SIZES = (
     "--num-layers 16 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 32 "
     "--group-query-attention --num-query-groups 8 --seq-length 4096 --max-position-embeddings 4096 "
@@ -41,8 +47,8 @@ _MODEL = (
     "--optimizer adam --lr 1e-4 --lr-decay-style constant --mock-data --num-workers 0 --eval-iters 0 "
     "--seed 1234 --no-progress --log-interval 1"
 )
-_STEPS, _WARMUP = 18, 6
-_SMOKE_STEPS, _SMOKE_WARMUP = 4, 1
+_STEPS, _WARMUP = 15, 5
+_SMOKE_STEPS, _SMOKE_WARMUP = 5, 1
 
 
 def flags_for(side: str, *, smoke: bool) -> list[str]:
@@ -81,6 +87,9 @@ def measure(report: Report) -> None:
             if figures.get(key) is not None and (side != PLAIN or key == "mfu"):
                 report.row(f"{side}: {key}", ours=figures[key], theirs=plain.get(key), unit=unit)
     _compare_losses(report, sides)
+    for side, figures in sides.items():
+        share = {kind: round(value, 4) for kind, value in figures["timeline"]["share"].items()}
+        report.row(f"{side}: shares of one step", **share)
     shares = [f"{side} {sides[side]['tokens_per_second'] / plain['tokens_per_second']:.3f}" for side in sides]
     report.headline = f"tokens/s over {PLAIN}: {', '.join(shares[1:])}"
 
@@ -114,6 +123,7 @@ def summarize(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "mfu": operations / seconds / 1e12 / peak if peak else None,
         "peak_bytes": max(figures["peak_bytes"] for figures in rounds),
         "losses": first["losses"],
+        "timeline": first["timeline"],
     }
 
 
@@ -141,11 +151,14 @@ class Clock:
     Attributes:
         seconds: one number for each step.
         peak: most bytes in use after the warm-up.
+        profiled: the step behind them, which is recorded kernel by kernel.
+        profiled_seconds: that it lasted.
     """
 
-    def __init__(self, warmup: int) -> None:
-        """Count nothing before the end of the warm-up."""
-        self.warmup = warmup
+    def __init__(self, warmup: int, steps: int) -> None:
+        """Count nothing before the end of the warm-up; take the time of every step but the last one."""
+        self.warmup, self.last = warmup, steps - 1
+        self.profiled, self.profiled_seconds = StepProfile(), 0.0
         self.steps = 0
         self.seconds: list[float] = []
         self.peak = 0
@@ -156,11 +169,17 @@ class Clock:
         platform = run.session.platform
         platform.synchronize()
         now = time.perf_counter()
-        if self.steps > self.warmup:
+        if self.steps > self.last:
+            self.profiled_seconds = now - self.started
+            self.profiled.stop()
+        elif self.steps > self.warmup:
             self.seconds.append(now - self.started)
         elif self.steps == self.warmup:
             platform.reset_peak_memory()
-        self.peak = platform.peak_memory().bytes
+        if self.steps <= self.last:
+            self.peak = platform.peak_memory().bytes
+        if self.steps == self.last:
+            self.profiled.start()
         self.steps += 1
         self.started = time.perf_counter()
 
@@ -230,7 +249,8 @@ def main() -> None:
     from mindspeed_core.hosts.standalone.monitoring.throughput import peak_tflops
     from mindspeed_core.megatron.flops import count_flops
 
-    clock = Clock(_SMOKE_WARMUP if options.smoke else _WARMUP)
+    steps = _SMOKE_STEPS if options.smoke else _STEPS
+    clock = Clock(_SMOKE_WARMUP if options.smoke else _WARMUP, steps)
     train = by_hand if options.side == PLAIN else by_host
     run, losses = train(options.side, clock, smoke=options.smoke)
     args = run.args
@@ -240,6 +260,7 @@ def main() -> None:
         "seconds": clock.seconds,
         "peak_bytes": clock.peak,
         "losses": losses,
+        "timeline": shares(clock.profiled.kernels, clock.profiled_seconds),
         "parameters": sum(parameter.numel() for chunk in run.model for parameter in chunk.parameters()),
         "tokens_per_step": args.global_batch_size * args.seq_length,
         "flop_per_step": operations.model * args.global_batch_size,

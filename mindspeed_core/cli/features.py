@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("mindspeed_core.cli.list_command", "List features, broken plugins, extension points."),
     "show": ("mindspeed_core.cli.show_command", "Show everything one feature declares."),
     "plan": ("mindspeed_core.cli.plan_command", "Say what a command line would switch on, and why."),
+    "migrate": ("mindspeed_core.cli.migrate_command", "Say what becomes of a launch script, flag by flag."),
     "patches": ("mindspeed_core.cli.patches_command", "List patched symbols: by whom and why."),
     "graph": ("mindspeed_core.cli.graph_command", "Draw how features depend on each other."),
     "doctor": ("mindspeed_core.cli.doctor.command", "Check versions, devices and common mistakes."),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import click
 
 from mindspeed_core.feature import Feature
+from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.training_flags import (
     UNPROCESSED_FLAGS,
     host_option,
@@ -56,7 +57,7 @@ def command(host: str, platform: str | None, form: str, flags: tuple[str, ...]) 
         plan = make_plan(registry, flags, host=host, platform=platform).plan
         features = {name: cls for name, cls in features.items() if name in plan}
     graph = graph_of(features)
-    click.echo(as_mermaid(graph) if form == "mermaid" else as_dot(graph))
+    emit(as_mermaid(graph) if form == "mermaid" else as_dot(graph))
 
 
 def graph_of(features: Mapping[str, type[Feature]]) -> Graph:

@@ -13,6 +13,7 @@ import click
 from mindspeed_core.discovery.entry_points import COMMANDS, TRAIN_COMMANDS
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS, traceback_wanted
+from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.wrapped import say
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def command(context: click.Context, family: str | None, only_broken: bool, as_js
     if as_json:
         import json
 
-        click.echo(json.dumps(_as_json(registry, [] if only_broken else records), indent=2))
+        emit(json.dumps(_as_json(registry, [] if only_broken else records), indent=2))
     else:
         if not only_broken:
             _print_features(records)
@@ -86,7 +87,7 @@ def _print_features(records: Sequence[FeatureRecord]) -> None:
     from mindspeed_core.terminal.tables import print_table
 
     if not records:
-        click.echo("no feature is installed; for instance: pip install mindspeed-kernels")
+        emit("no feature is installed; for instance: pip install mindspeed-kernels")
         return
     rows = [
         (
@@ -106,7 +107,7 @@ def _print_features(records: Sequence[FeatureRecord]) -> None:
 
 
 def _print_extensibility(registry: Registry) -> None:
-    click.echo()
+    emit()
     say(f"hosts: {', '.join(sorted(registry.host_names())) or 'none'}", hang=4)
     say(f"platforms: {', '.join(sorted(registry.platform_names())) or 'none'}", hang=4)
     for command in _commands(registry):
@@ -138,13 +139,13 @@ def _commands(registry: Registry) -> list[dict[str, str]]:
 def _print_broken(registry: Registry, *, complain: bool) -> None:
     if not registry.broken:
         if complain:
-            click.echo("no plugin is broken")
+            emit("no plugin is broken")
         return
-    click.echo("\nbroken:")
+    emit("\nbroken:")
     for broken in registry.broken:
         who = f"{broken.dist} {broken.version}".strip()
         feature = f", feature {broken.feature}" if broken.feature else ""
         say(f"{who}{feature}: {broken.error}", indent=2, hang=2)
-        click.echo(f"    -> {broken.remedy}")
+        emit(f"    -> {broken.remedy}")
         if broken.traceback and traceback_wanted():
-            click.echo(broken.traceback.rstrip())
+            emit(broken.traceback.rstrip())

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from mindspeed_core.terminal.foreign_text import emit
+
 
 @click.command("new", short_help="Start a plugin of your own that works as it comes.")
 @click.argument("plugin")
@@ -26,10 +28,10 @@ def command(plugin: str, parent: Path) -> None:
     written = create_plugin(plugin, parent)
     target = parent / plugin
     for path in written:
-        click.echo(f"  {path.relative_to(parent)}")
-    click.echo("\nNext:")
-    click.echo(f"  pip install -e {target}")
-    click.echo(f"  mindspeed-features show {plugin}-loss-average")
-    click.echo(f"  mindspeed-features verify {plugin}-loss-average")
-    click.echo(f"  pytest {target}")
-    click.echo(f"  pytest --contract {plugin}")
+        emit(f"  {path.relative_to(parent)}")
+    emit("\nNext:")
+    emit(f"  pip install -e {target}")
+    emit(f"  mindspeed-features show {plugin}-loss-average")
+    emit(f"  mindspeed-features verify {plugin}-loss-average")
+    emit(f"  pytest {target}")
+    emit(f"  pytest --contract {plugin}")

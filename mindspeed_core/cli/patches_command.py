@@ -10,6 +10,7 @@ import click
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.feature import Patch
+from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.training_flags import (
     UNPROCESSED_FLAGS,
     host_option,
@@ -72,7 +73,7 @@ def _print(patches: list[Patch], *, verbose: bool, as_json: bool) -> None:
         import json
 
         names = ("target", "owner", "kind", "reason", "versions", "required", "also")
-        click.echo(json.dumps([{name: getattr(p, name) for name in names} for p in patches], indent=2))
+        emit(json.dumps([{name: getattr(p, name) for name in names} for p in patches], indent=2))
         return
     if patches:
         from mindspeed_core.terminal.tables import print_table
@@ -88,4 +89,4 @@ def _print(patches: list[Patch], *, verbose: bool, as_json: bool) -> None:
         print_table(headers, rows)
     owners = len({patch.owner for patch in patches})
     of = f"{owners} owners" if owners > 1 else "one owner"
-    click.echo(f"{len(patches)} patches of {of}" if patches else "no patches")
+    emit(f"{len(patches)} patches of {of}" if patches else "no patches")

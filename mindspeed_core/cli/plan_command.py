@@ -6,6 +6,7 @@ The same registry, flags and resolver that a training uses, without torch.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ import click
 from mindspeed_core.errors import UserError
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS, traceback_wanted
+from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.plan_text import chosen_by_presets, print_plan
 from mindspeed_core.terminal.training_flags import (
     UNPROCESSED_FLAGS,
@@ -50,19 +52,17 @@ def command(
         if traceback_wanted():
             raise
         if as_json:
-            click.echo(json.dumps({"ok": False, "problems": [_problem(p) for p in error.problems]}, indent=2))
+            emit(json.dumps({"ok": False, "problems": [_problem(p) for p in error.problems]}, indent=2))
         else:
-            click.echo(str(error))
+            emit(str(error))
         context.exit(EXIT_PROBLEMS)
     except UserError as error:
         if not as_json:
             raise
-        click.echo(
-            json.dumps({"ok": False, "problems": [{"code": "E-USAGE", "reason": str(error)}]}, indent=2)
-        )
+        emit(json.dumps({"ok": False, "problems": [{"code": "E-USAGE", "reason": str(error)}]}, indent=2))
         context.exit(EXIT_PROBLEMS)
     if as_json:
-        click.echo(json.dumps(_as_json(planned), indent=2, default=str))
+        emit(json.dumps(_as_json(planned), indent=2, default=str))
     else:
         print_plan(planned)
 
@@ -75,7 +75,9 @@ def _as_json(planned: Planned) -> dict[str, Any]:
     return {
         "ok": True,
         **planned.plan.as_dict(),
+        "unread": [asdict(flag) for flag in planned.plan.unread],
         "notes": [str(note) for note in planned.plan.notes],
+        "flag_notes": [asdict(note) for note in planned.plan.flag_notes],
         "stated_order": list(planned.plan.stated_order),
         "platform_reason": planned.provenance["platform"],
         "presets": chosen_by_presets(planned),

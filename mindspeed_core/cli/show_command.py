@@ -11,6 +11,7 @@ from mindspeed_core.cli.feature_names import complete_features, find_feature
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.installed import package_file
 from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Requirement, Scenario
+from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.wrapped import say
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def command(name: str) -> None:
 def _section(title: str, lines: Iterable[str]) -> None:
     lines = list(lines)
     if lines:
-        click.echo(f"\n{title}:")
+        emit(f"\n{title}:")
         for line in lines:
             say(line, indent=2, hang=2 + len(line) - len(line.lstrip()))
 
@@ -85,7 +86,7 @@ def _print_flags(registry: Registry, feature: type[Feature]) -> None:
         for flag in feature.flags
     ]
     if rows:
-        click.echo()
+        emit()
         print_table(("flag", "type", "default", "choices", "meaning"), rows, heading=(0, 4))
 
 
@@ -207,7 +208,7 @@ def _print_page(feature: type[Feature]) -> None:
         return
     page = package_file(feature.docs)
     if page is None:
-        click.echo(f"\ndocumentation: {feature.docs} is not in the installed package")
+        emit(f"\ndocumentation: {feature.docs} is not in the installed package")
     else:
-        click.echo(f"\ndocumentation ({feature.docs}):\n")
-        click.echo(page.read_text(encoding="utf-8").rstrip())
+        emit(f"\ndocumentation ({feature.docs}):\n")
+        emit(page.read_text(encoding="utf-8").rstrip())

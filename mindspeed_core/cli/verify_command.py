@@ -7,7 +7,7 @@ a checkpoint, and compares numbers and costs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ import click
 
 from mindspeed_core.cli.feature_names import complete_features, find_feature
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS
+from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.training_flags import platform_option
 
 if TYPE_CHECKING:
@@ -78,12 +79,13 @@ def command(
     # The same feature may be named twice, by name and by flag.
     kinds = registry.platform(chosen).kinds()
     wanted = list(dict.fromkeys(record.cls for record in found))
-    for verdict in _prove(wanted, chosen, kinds, left_out, fake=fake, contracts=contracts):
+    versions = {record.cls: record.hook_api for record in found}
+    for verdict in _prove(wanted, chosen, kinds, left_out, versions, fake=fake, contracts=contracts):
         verdicts.append(verdict)
         if not as_json:
-            click.echo(f"{'passed' if verdict.passed else 'FAILED'}  {verdict.feature} / {verdict.scenario}")
-            for sides in verdict.sides:
-                click.echo(f"        {sides}")
+            emit(f"{'passed' if verdict.passed else 'FAILED'}  {verdict.feature} / {verdict.scenario}")
+            for line in (*verdict.sides, *verdict.remarks):
+                emit(f"        {line}")
     ok = bool(verdicts) and all(verdict.passed for verdict in verdicts)
     if as_json:
         report = {
@@ -92,7 +94,7 @@ def command(
             "verdicts": [asdict(verdict) for verdict in verdicts],
             "left_out": left_out,
         }
-        click.echo(json.dumps(report, indent=2))
+        emit(json.dumps(report, indent=2))
     else:
         _print(verdicts, left_out)
     context.exit(0 if ok else EXIT_PROBLEMS)
@@ -103,6 +105,7 @@ def _prove(
     platform: str,
     kinds: frozenset[str],
     left_out: list[str],
+    versions: Mapping[type[Feature], str],
     *,
     fake: bool,
     contracts: tuple[str, ...],
@@ -122,12 +125,10 @@ def _prove(
             if reason:
                 left_out.append(f"{feature.name} / {scenario.name} ({reason})")
             else:
-                prove = (
-                    verify_dry_run
-                    if fake
-                    else partial(verify, platform=platform, contracts=_contracts(contracts))
+                proved = partial(
+                    verify, platform=platform, contracts=_contracts(contracts), hook_api=versions[feature]
                 )
-                yield prove(feature, scenario)
+                yield (verify_dry_run if fake else proved)(feature, scenario)
 
 
 def _contracts(names: tuple[str, ...]) -> list[BackendContract] | None:
@@ -156,13 +157,13 @@ def _print(verdicts: list[Verdict], left_out: list[str]) -> None:
         for verdict in verdicts
     ]
     if rows:
-        click.echo()
+        emit()
         headers = ("feature", "proof", "verdict", "largest error", "allowed", "gains")
         print_table(headers, rows, heading=(0, 1))
     for verdict in verdicts:
         if not verdict.passed:
-            click.echo(f"\n{verdict}")
+            emit(f"\n{verdict}")
     if left_out:
-        click.echo("\nleft out: " + "; ".join(left_out))
+        emit("\nleft out: " + "; ".join(left_out))
     if not verdicts:
-        click.echo("nothing was proved")
+        emit("nothing was proved")

@@ -58,6 +58,13 @@ class HostDeclaration:
             arguments, it returns `Finding` records; must not import torch.
         notes: ``"module:function"`` that returns what a user should know about the arguments, one sentence
             each; printed like `Feature.notes`. Must not import torch.
+        completes: ``"module:function"`` that completes arguments before the plan is made, called with the
+            arguments, the mapping of their provenance, and a function that says whether an installed feature
+            declares an option with a value. It changes the first two and returns a `FlagNote` on each flag
+            that it left out. Must not import torch.
+        stand_downs: ``"module:function"`` that is called with the arguments, the option strings that active
+            features declare and the kinds of the platform. It sets what the host cannot act on, and what
+            changes nothing, to its default, and returns a `FlagNote` on each. Must not import torch.
         commands: sub-commands of ``mindspeed-train``, click commands by name: ``("module:command", help)``.
     """
 
@@ -73,4 +80,6 @@ class HostDeclaration:
     on_demand: str = ""
     doctor: str = ""
     notes: str = ""
+    completes: str = ""
+    stand_downs: str = ""
     commands: Mapping[str, tuple[str, str]] = field(default_factory=dict, hash=False)

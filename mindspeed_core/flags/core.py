@@ -6,6 +6,8 @@ from mindspeed_core.feature import Flag
 
 CORE_OWNER = "mindspeed-core"
 
+IGNORE_UNKNOWN = "--ignore-unknown-args"
+
 CORE_FLAGS: tuple[Flag, ...] = (
     Flag(
         "--platform",
@@ -44,6 +46,8 @@ CORE_FLAGS: tuple[Flag, ...] = (
         help="0: features that change nothing else, 1: also affinity features, 2: all that are asked for",
     ),
     Flag("--plan-only", help="print what would be active and stop"),
+    Flag("--explain", help="say of each flag that changes nothing here, or is read as another, why"),
+    Flag(IGNORE_UNKNOWN, help="pass over flags that nobody knows, as Megatron-LM's scripts can"),
     Flag(
         "--no-cross-rank-check",
         help="do not compare versions, sources and arguments of all ranks when a run starts",
@@ -54,5 +58,12 @@ CORE_FLAGS: tuple[Flag, ...] = (
         default="error",
         choices=("error", "warn", "off"),
         help="what to do when a checkpoint was written with other features than are active now",
+    ),
+    Flag(
+        "--allow-other-model",
+        type=str,
+        nargs="+",
+        metavar="FIELD",
+        help="load a checkpoint although these fields of its model differ and make it compute something else",
     ),
 )

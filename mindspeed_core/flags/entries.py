@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from mindspeed_core.feature import Flag
 from mindspeed_core.resolver.plan import HeldBack, Problem
+from mindspeed_core.upstream.notes import FlagNote
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class ParsedArguments:
         problems: what is wrong with the command line; the values concerned keep their defaults.
         wants_help: ``--help`` or ``-h`` was given.
         left_out: features that nobody asked for and whose presets fail.
+        flag_notes: given flags that change nothing here, or are read as others.
+        argv: the flags that were read, as one would type them; of a dictionary or namespace empty.
     """
 
     args: Namespace
@@ -54,3 +57,5 @@ class ParsedArguments:
     problems: tuple[Problem, ...]
     wants_help: bool = False
     left_out: tuple[HeldBack, ...] = ()
+    flag_notes: tuple[FlagNote, ...] = ()
+    argv: tuple[str, ...] = ()

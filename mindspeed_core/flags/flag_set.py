@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.discovery.entry_points import describe
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import Flag
-from mindspeed_core.flags.core import CORE_FLAGS, CORE_OWNER
+from mindspeed_core.flags.core import CORE_FLAGS, CORE_OWNER, IGNORE_UNKNOWN
 from mindspeed_core.flags.entries import Adoption, FlagEntry, ParsedArguments
 from mindspeed_core.flags.help import help_text, placeholder
 from mindspeed_core.flags.presets import DEFAULT, apply_adopted_defaults, apply_presets
-from mindspeed_core.flags.unknown import bad_choice, unknown_flag
+from mindspeed_core.flags.unknown import NO_SUCH_FLAG, bad_choice, unknown_flag
 from mindspeed_core.flags.values import (
     SHOWN,
     RefusedValue,
@@ -39,10 +39,14 @@ from mindspeed_core.flags.values import (
     way_out,
 )
 from mindspeed_core.resolver.plan import Problem
+from mindspeed_core.upstream.given import Given
+from mindspeed_core.upstream.notes import FlagNote
+from mindspeed_core.upstream.reading import read
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import FeatureRecord, Registry
 
+_IGNORED = "nobody knows it, and --ignore-unknown-args is given"
 _NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
 
@@ -52,6 +56,7 @@ class _Reading:
 
     given: dict[str, tuple[Any, str]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    notes: list[FlagNote] = field(default_factory=list)
 
 
 class FlagSet:
@@ -171,11 +176,31 @@ class FlagSet:
     def parse(self, argv: Sequence[str]) -> ParsedArguments:
         """Parse a command line without the program's name; never exits and never raises."""
         reading = _Reading()
-        wants_help = False
+        given, wants_help = self._split(argv, reading)
+        read = self._read(given, reading)
+        ignored = [one for one in read if one.option not in self._by_option and self._ignores(one, read)]
+        reading.notes += [FlagNote(str(one), _IGNORED) for one in ignored]
+        for one in read:
+            entry = self._by_option.get(one.option)
+            if entry is not None:
+                self._take(entry, one.option, [str(value) for value in one.values], one.inline, reading)
+            elif one not in ignored:
+                reading.problems.append(self.unknown(one.option))
+        kept = [one for one in read if one not in ignored]
+        parsed = self._finish(reading, wants_help)
+        return replace(parsed, argv=tuple(token for one in kept for token in _typed(one)))
+
+    def given(self, argv: Sequence[str]) -> list[Given]:
+        """Return the flags of a command line with the words behind each, before anybody judges them."""
+        return self._split(argv, _Reading())[0]
+
+    def _split(self, argv: Sequence[str], reading: _Reading) -> tuple[list[Given], bool]:
+        """Return the flags of a command line with the words behind each, and whether help is wanted."""
         tokens = [str(token) for token in argv]
-        position = 0
+        given: list[Given] = []
         stray: list[tuple[str, str]] = []
-        before = ""
+        wants_help = False
+        position = 0
         while position < len(tokens):
             token = tokens[position]
             position += 1
@@ -183,10 +208,9 @@ class FlagSet:
                 wants_help = True
                 continue
             if not _is_option(token):
-                stray.append((before, token))
+                stray.append((given[-1].option if given else "", token))
                 continue
             option, equals, inline = token.partition("=")
-            before = option
             entry = self._by_option.get(option)
             values: list[str] = []
             limit = most_values(entry.flag) if entry is not None and not equals else None
@@ -198,12 +222,29 @@ class FlagSet:
                         break
                     values.append(tokens[position])
                     position += 1
-            if entry is None:
-                reading.problems.append(self.unknown(option))
-                continue
-            self._take(entry, option, values, bool(equals), reading)
+            given.append(Given(option, tuple(values), bool(equals)))
         reading.problems += [self._stray(option, found) for option, found in _grouped(stray)]
-        return self._finish(reading, wants_help)
+        return given, wants_help
+
+    def _read(self, given: Sequence[Given], reading: _Reading) -> list[Given]:
+        """Return the flags to take: translated from other spellings, without those that change nothing."""
+        found = read(given, self.__contains__, self._accepts, self._is_broken)
+        reading.notes += found.notes
+        reading.problems += found.problems
+        return found.given
+
+    def _accepts(self, option: str, words: Sequence[str]) -> bool:
+        """Return whether a declared flag with choices has all of these among them."""
+        choices = {str(choice) for choice in self._by_option[option].flag.choices}
+        return not choices or set(words) <= choices
+
+    def _is_broken(self, option: str) -> bool:
+        return self._registry is not None and option in self._registry.broken_flags
+
+    def _ignores(self, one: Given, read: Sequence[Given]) -> bool:
+        """Return whether an unknown flag is to be ignored: asked for, and no flag that means something."""
+        wanted = any(other.option == IGNORE_UNKNOWN for other in read)
+        return wanted and self.unknown(one.option).reason == NO_SUCH_FLAG
 
     def _stray(self, option: str, words: Sequence[str]) -> Problem:
         """Return the problem of words behind a flag, or before the first one, that belong to no flag."""
@@ -223,19 +264,22 @@ class FlagSet:
         """
         reading = _Reading()
         by_dest = {entry.flag.dest: entry for entry in reversed(self._entries)}
+        given: list[Given] = []
         for key, value in values.items():
-            text = str(key)
-            bare = text.lstrip("-")
-            option = next(
-                (o for o in (text, "--" + bare, "--" + bare.replace("_", "-")) if o in self._by_option), ""
-            )
-            entry = self._by_option[option] if option else by_dest.get(bare.replace("-", "_"))
+            bare = str(key).lstrip("-")
+            options = (str(key), "--" + bare, "--" + bare.replace("_", "-"))
+            option = next((o for o in options if o in self._by_option), options[-1])
+            given.append(Given(option, (value,), named=str(key)))
+        for one in self._read(given, reading):
+            declared = self._by_option.get(one.option)
+            entry = declared or by_dest.get(one.named.lstrip("-").replace("-", "_"))
             if entry is None:
-                reading.problems.append(self.unknown("--" + bare.replace("_", "-")))
-                continue
-            if value is not None:
-                named = option or entry.flag.name
-                self._take_value(entry, named, value, bool(option), reading)
+                reading.problems.append(self.unknown(one.option))
+            elif not one.named:
+                self._take(entry, one.option, [str(value) for value in one.values], False, reading)
+            elif one.values[0] is not None:
+                named = one.option if declared is not None else entry.flag.name
+                self._take_value(entry, named, one.values[0], declared is not None, reading)
         return self._finish(reading, False)
 
     def parse_namespace(self, namespace: Namespace) -> ParsedArguments:
@@ -366,7 +410,9 @@ class FlagSet:
         problems += [problem for problem, options in self._clashes if options & used]
         left_out = apply_presets(self._features, args, provenance, problems, self._entries)
         apply_adopted_defaults(self._entries, self._features, args, provenance)
-        return ParsedArguments(args, provenance, tuple(problems), wants_help, tuple(left_out))
+        return ParsedArguments(
+            args, provenance, tuple(problems), wants_help, tuple(left_out), tuple(reading.notes)
+        )
 
     def unknown(self, option: str) -> Problem:
         """Return the problem of an option string nobody here defines: who owns it, or what was meant."""
@@ -409,6 +455,12 @@ def _with_extensions(flag: Flag, registry: Registry) -> Flag:
         return flag
     added = [name for name in registry.extension_names(flag.choices_from) if name not in flag.choices]
     return replace(flag, choices=(*flag.choices, *added))
+
+
+def _typed(one: Given) -> tuple[str, ...]:
+    if one.inline:
+        return (f"{one.option}={one.values[0]}",)
+    return (one.option, *(str(value) for value in one.values))
 
 
 def _differ(value: Any, default: Any) -> bool:

@@ -7,24 +7,35 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import Flag
-from mindspeed_core.flags.announced import choice_owners, flag_owners, new_names, reasons_of_absence
+from mindspeed_core.flags.announced import choice_owners, flag_owners
 from mindspeed_core.flags.values import SHOWN, bad_value, shown_option
 from mindspeed_core.resolver.plan import Problem
+from mindspeed_core.upstream.refused import LEAVE_OUT
+from mindspeed_core.upstream.table import refusal_of
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
+
+NO_SUCH_FLAG = "no such flag"
 
 
 def unknown_flag(option: str, known: Iterable[str], registry: Registry | None, host: str) -> Problem:
     """Return the problem of an option string nobody defines: who owns it, or what was meant."""
     shown = shown_option(option)
     owner = flag_owners().get(option, "")
+    refusal = refusal_of(option)
+    said = registry.why_absent(host, option) if registry is not None and host else ""
     if registry is not None:
         record = registry.broken_flags.get(option)
         if record is None and owner:
             record = next((b for b in registry.broken if _same(b.dist, owner)), None)
         if record is not None:
             return Problem("E-BROKEN-PLUGIN", str(record), record.remedy, feature=record.feature, flag=shown)
+    if said:
+        return Problem("E-UNKNOWN-FLAG", said, LEAVE_OUT, flag=shown)
+    if refusal is not None:
+        return Problem("E-UNKNOWN-FLAG", str(refusal), refusal.remedy, flag=shown)
+    if registry is not None:
         version = next((v for d, v in registry.distributions().items() if _same(d, owner)), "")
         if owner and version:
             return Problem(
@@ -40,22 +51,13 @@ def unknown_flag(option: str, known: Iterable[str], registry: Registry | None, h
             f"pip install {owner}",
             flag=shown,
         )
-    reason = registry.why_absent(host, option) if registry is not None and host else ""
-    if reason:
-        return Problem("E-UNKNOWN-FLAG", reason, "leave it out", flag=shown)
-    if option in reasons_of_absence():
-        reason = f"this flag of MindSpeed is not here: {reasons_of_absence()[option]}"
-        return Problem("E-UNKNOWN-FLAG", reason, "leave it out", flag=shown)
-    if option in new_names():
-        reason = "this flag of MindSpeed has another name here"
-        return Problem("E-UNKNOWN-FLAG", reason, new_names()[option], flag=shown)
     candidates = {**dict.fromkeys(known), **flag_owners()}
     close = get_close_matches(option[:80], candidates, n=3, cutoff=0.6)
     remedies = [f"did you mean {' or '.join(close)}?"] if close else ["see --help"]
     if registry is not None:
         whole = [record for record in registry.broken if not record.feature]
         remedies += [f"it may belong to what cannot be loaded: {record}" for record in whole[:3]]
-    return Problem("E-UNKNOWN-FLAG", "no such flag", "; ".join(remedies), flag=shown)
+    return Problem("E-UNKNOWN-FLAG", NO_SUCH_FLAG, "; ".join(remedies), flag=shown)
 
 
 def bad_choice(flag: Flag, option: str, value: Any, result: Any, registry: Registry | None) -> Problem:

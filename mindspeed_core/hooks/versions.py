@@ -9,7 +9,7 @@ import re
 
 from mindspeed_core.feature import DeclarationError
 
-API_VERSION = "1.2"
+API_VERSION = "1.3"
 """Raised in its minor part when a stage or an argument is added, in its major part when one goes."""
 
 _VERSION = re.compile(r"(\d+)\.(\d+)\Z")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _LONGEST = 100_000
@@ -40,6 +41,30 @@ def window(text: str) -> tuple[int, int]:
     if found is None:
         raise ValueError(f"{text!r} is no pair of numbers such as 127,0")
     return int(found[1]), int(found[2])
+
+
+_OF_NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
+    "moe_layer_freq": lambda index, every: index % every == 0,
+    "window_attn_skip_freq": lambda index, every: (index + 1) % every != 0,
+    "no_rope_freq": lambda index, every: (index + 1) % every == 0,
+    "linear_attention_freq": lambda index, every: (index + 1) % every != 0,
+}
+"""By field, whether a layer counted from 0 is chosen by a number: megatron-core's rules."""
+
+
+def spelled_out(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a configuration that choose layers, with numbers written as lists.
+
+    Args:
+        fields: of a ``TransformerConfig``, by name; ``num_layers`` among them.
+    """
+    layers = fields.get("num_layers")
+    found: dict[str, Any] = {}
+    for name, chosen in _OF_NUMBERS.items():
+        every = fields.get(name)
+        if isinstance(layers, int) and isinstance(every, int) and every > 0:
+            found[name] = [int(chosen(index, every)) for index in range(layers)]
+    return found
 
 
 def _value(node: ast.expr) -> int | list[int]:

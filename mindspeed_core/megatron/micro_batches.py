@@ -88,7 +88,13 @@ class MicroBatchSampler:
 
 
 def micro_batches(
-    datasets: Datasets, sampling: Sampling, *, num_workers: int, pin_memory: bool, owner: str = ""
+    datasets: Datasets,
+    sampling: Sampling,
+    *,
+    num_workers: int,
+    pin_memory: bool,
+    owner: str = "",
+    order: Iterable[list[Any]] | None = None,
 ) -> Generator[Any, None, None]:
     """Return an iterator over a rank's micro-batches, which starts its workers when it is first asked.
 
@@ -100,14 +106,16 @@ def micro_batches(
         num_workers: loading processes; 0 loads in this one.
         pin_memory: copy tensors to memory from which a device reads faster.
         owner: the feature that brings the data, for errors.
+        order: the positions of each micro-batch of this rank, without end; by default one behind the other.
 
     Raises:
         DataError: the dataset cannot be read by position, or is too small for the ranks.
     """
     name = f"{owner}: the {sampling.split} dataset" if owner else f"the {sampling.split} dataset"
     _check_by_position(sampling.dataset, name, needs_length=datasets.batch_sampler is None)
-    order: Iterable[list[Any]]
-    if datasets.batch_sampler is None:
+    if datasets.batch_sampler is None and order is not None:
+        used_up = DataError(f"{name} is used up")
+    elif datasets.batch_sampler is None:
         order = sampler = MicroBatchSampler(
             len(sampling.dataset),
             consumed_samples=sampling.consumed_samples,

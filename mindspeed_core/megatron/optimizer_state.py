@@ -9,13 +9,15 @@ An optimizer that describes its state itself needs none of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE, DistributedOptimizer
+from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.megatron import distributed_state, optimizer_chain
@@ -64,7 +66,9 @@ def sharded_state(
                 )
             if not is_loading and metadata.get("distrib_optim_sharding_type") == distributed_state.FORMAT:
                 _describe_in_place(inner, model_state)
-    return optimizer.sharded_state_dict(dict(model_state), is_loading=is_loading, metadata=dict(metadata))
+    # A template is made of a state that the optimizer loads from itself.
+    with groups_told_apart(optimizer) if is_loading else nullcontext():
+        return optimizer.sharded_state_dict(dict(model_state), is_loading=is_loading, metadata=dict(metadata))
 
 
 def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
@@ -74,13 +78,17 @@ def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
         optimizer_state.load_state(found[0], state)
         _warn_of_moments_that_were_not_saved(found[0])
         return
-    if found:
-        state = optimizer_chain.fitted(state, found)
+    with groups_told_apart(optimizer, state):
+        _load_parts(optimizer, found, optimizer_chain.fitted(state, found) if found else state)
+
+
+def _load_parts(optimizer: MegatronOptimizer, found: list[Any], state: Any) -> None:
     counting = [inner for inner in found if _counts_steps(inner)]
     if counting:
         _name_the_step_of_an_unused_optimizer(state)
     for inner, part in _parts(optimizer, state):
         _keep_main_parameters_sharded(inner, part)
+        _begin_a_loss_scale_that_was_not_saved(inner, part)
     for inner in counting:
         if isinstance(inner, DistributedOptimizer):
             inner._set_main_param_and_optimizer_states = MethodType(_set_states_except_step, inner)
@@ -96,6 +104,31 @@ def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
         if not isinstance(inner.optimizer, DescribedOptimizer):
             _keep_moments_sharded(inner)
         _warn_of_moments_that_were_not_saved(inner)
+
+
+@contextmanager
+def groups_told_apart(optimizer: MegatronOptimizer, state: Any = None) -> Iterator[None]:
+    """Let megatron-core find the groups of ``--decoupled-lr`` again in this block.
+
+    Since 0.16 the entries by which it looks for a saved group are the same for them and for others.
+
+    Args:
+        optimizer: the optimizer.
+        state: what it loads, where that does not come from itself.
+    """
+    found = [inner.optimizer for inner in _inner(optimizer) if hasattr(inner, "optimizer")]
+    saved = optimizer_chain.saved_groups(state) if isinstance(state, Mapping) else []
+    live = [group for inner in found for group in inner.param_groups]
+    before = [group.get("is_decoupled_lr") for group in live]
+    for group in (*live, *saved):
+        if "default_config" in group:
+            group["is_decoupled_lr"] = not group["default_config"]
+    try:
+        yield
+    finally:
+        for group, mark in zip((group for inner in found for group in inner.param_groups), before):
+            if mark is not None:
+                group["is_decoupled_lr"] = mark
 
 
 def without_absent(optimizer: MegatronOptimizer, state: Any, held: Collection[str]) -> Any:
@@ -243,6 +276,16 @@ def _keep_main_parameters_sharded(inner: Any, state: Any) -> None:
             [as_part_of(own, loaded) for own, loaded in zip(group, saved)]
             for group, saved in zip(groups, state[key])
         ]
+
+
+def _begin_a_loss_scale_that_was_not_saved(inner: Any, state: Any) -> None:
+    """Let a dynamic loss scale start anew after a constant one, of which a checkpoint holds nothing."""
+    if isinstance(getattr(inner, "grad_scaler", None), DynamicGradScaler) and state.get("grad_scaler") == {}:
+        del state["grad_scaler"]
+        if dist.get_rank() == 0:
+            logger.warning(
+                "the checkpoint was written with a constant loss scale; the dynamic one starts anew"
+            )
 
 
 def _keep_moments_sharded(inner: Any) -> None:

@@ -24,13 +24,22 @@ def plan_change(session: Session, saved: Mapping[str, Any]) -> PlanChange:
     return compare_plans(saved, session.plan.as_dict(), affects)
 
 
-def check_plan(session: Session, saved: Mapping[str, Any], further: Sequence[str] = ()) -> None:
-    """Compare the plan of the checkpoint in ``--load`` by the rule of ``--strict-plan-resume``.
+def check_plan(
+    session: Session,
+    saved: Mapping[str, Any],
+    where: str,
+    further: Sequence[str] = (),
+    *,
+    resumes: bool = True,
+) -> None:
+    """Compare the plan of a checkpoint by the rule of ``--strict-plan-resume``.
 
     Args:
         session: the open session. With ``--finetune`` nothing is compared.
         saved: the checkpoint's plan.
+        where: the checkpoint.
         further: other differences worth a warning, one phrase each.
+        resumes: a training goes on; of one that starts with these weights, only what they need is compared.
 
     Raises:
         CheckpointError: the checkpoint holds what only other features can read, and the rule is ``error``.
@@ -41,9 +50,9 @@ def check_plan(session: Session, saved: Mapping[str, Any], further: Sequence[str
     change = plan_change(session, saved)
     if change.breaking and args.strict_plan_resume == "error":
         raise CheckpointError(
-            f"{args.load}: the checkpoint needs other features: {'; '.join(change.breaking)}. "
+            f"{where}: the checkpoint needs other features: {'; '.join(change.breaking)}. "
             "--strict-plan-resume warn loads it all the same"
         )
-    changed = [*change.breaking, *change.harmless, *further]
+    changed = [*change.breaking, *change.harmless, *further] if resumes else [*change.breaking]
     if changed and dist.get_rank() == 0:
-        logger.warning("%s: the plan changed since it was written: %s", args.load, "; ".join(changed))
+        logger.warning("%s: the plan changed since it was written: %s", where, "; ".join(changed))

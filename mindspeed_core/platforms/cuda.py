@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,6 +54,19 @@ class CudaPlatform(AcceleratorPlatform):
     def driver(self) -> str:
         """Return the version of the kernel driver."""
         return first_match(Path("/proc/driver/nvidia/version"), r"(?:Kernel Module|for \S+)\s+([\d.]+)")
+
+    def energy(self) -> float | None:
+        """Ask NVIDIA's management library, where its Python package is installed."""
+        import torch
+
+        try:
+            pynvml: Any = import_module("pynvml")
+
+            millijoules = pynvml.nvmlDeviceGetTotalEnergyConsumption(torch.cuda._get_pynvml_handler())
+        except Exception:
+            # Some devices and containers do not tell, each with an exception of its own.
+            return None
+        return float(millijoules) / 1000.0
 
     def patches(self) -> Sequence[Patch]:
         """Return the names that megatron-core lacks without TransformerEngine."""

@@ -158,6 +158,13 @@ class Platform:
 
         return torch.device(self.device_type)
 
+    def energy(self) -> float | None:
+        """Return the energy that this process's device has taken since some moment, in joules.
+
+        None where the device does not tell.
+        """
+        return None
+
     def set_device(self, local_rank: int) -> None:
         """Make the device of this process current."""
 

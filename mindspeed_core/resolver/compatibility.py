@@ -51,12 +51,14 @@ def check_conflicts(request: Request, active: Sequence[str]) -> None:
                 )
         for conflict in request.index.classes[name].conflicts:
             if conflict.flag and request.holds(conflict):
+                cause = request.stands_for(conflict.flag)
+                way = f"drop {cause}" if cause else to_avoid(conflict, request.index.flags.get(conflict.flag))
+                given = f", which {cause} stands for" if cause else ""
                 request.problem(
                     "E-CONFLICT",
                     name,
-                    f"cannot run with {condition_text(conflict)}{parenthesized(conflict.reason)}",
-                    f"drop {request.flag_or_name(name)}, or "
-                    f"{to_avoid(conflict, request.index.flags.get(conflict.flag))}",
+                    f"cannot run with {condition_text(conflict)}{given}{parenthesized(conflict.reason)}",
+                    f"drop {request.flag_or_name(name)}, or {way}",
                 )
 
 

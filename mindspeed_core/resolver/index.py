@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from mindspeed_core.discovery.order import required_order, stated_order
 from mindspeed_core.discovery.slots import claimed_roles, roles_meet
 from mindspeed_core.feature import Feature, Flag, Patch
+from mindspeed_core.flags.core import CORE_FLAGS
 from mindspeed_core.registry import FeatureRecord, Registry, RegistryError
 
 
@@ -25,6 +28,11 @@ class Index:
             for name, cls in self.classes.items()
             if cls.notes.__func__ is not Feature.notes.__func__  # type: ignore[attr-defined]
         }
+        self.with_unread = {
+            name
+            for name, cls in self.classes.items()
+            if cls.unread.__func__ is not Feature.unread.__func__  # type: ignore[attr-defined]
+        }
         self.never_called = _never_called(registry, host)
         self.exclusive = {name for name, slot in registry.slots.items() if slot.exclusive}
         self.same_roles = _same_roles(registry)
@@ -32,12 +40,20 @@ class Index:
         self.flags: dict[str, Flag] = {}
         self.per_rank: set[str] = set()
         declared: list[Flag] = [flag for cls in self.classes.values() for flag in cls.flags]
-        for flag in (*_host_flags(registry, host), *declared):
+        of_host = (*CORE_FLAGS, *_host_flags(registry, host))
+        for flag in (*of_host, *declared):
             if flag.per_rank:
                 self.per_rank.add(flag.dest)
             for option in flag.options:
                 self.dests.setdefault(option, (flag.dest, bool(flag.inverts)))
                 self.flags.setdefault(option, flag)
+        self.readers = _readers(self.classes, {flag.dest for flag in of_host})
+        self.unshared: dict[str, Any] = {}
+        self.first_option: dict[str, str] = {}
+        for flag in declared:
+            if flag.dest in self.readers:
+                self.unshared.setdefault(flag.dest, flag.default)
+                self.first_option.setdefault(flag.dest, flag.name)
         self.patches: dict[str, tuple[Patch, ...]] = {}
         self.stated = stated_order(self.classes)
         self.required = required_order(self.classes, choices=True)
@@ -60,6 +76,15 @@ class Index:
                 and stage in self.stages
                 and self.stages[stage].firstresult
             )
+
+
+def _readers(classes: Mapping[str, type[Feature]], read_by_host: set[str]) -> dict[str, tuple[str, ...]]:
+    """Return the features that read a flag while they are active, for each one that only features read."""
+    found: dict[str, list[str]] = {}
+    for name, cls in classes.items():
+        for dest in {flag.dest: None for flag in cls.flags if flag.dest not in read_by_host}:
+            found.setdefault(dest, []).append(name)
+    return {dest: tuple(names) for dest, names in found.items()}
 
 
 def _same_roles(registry: Registry) -> dict[str, dict[str, list[str]]]:

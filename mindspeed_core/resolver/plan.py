@@ -13,6 +13,7 @@ from typing import Any
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Patch
+from mindspeed_core.upstream.notes import FlagNote
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,32 @@ class Note:
     def __str__(self) -> str:
         """Return one line for a terminal."""
         return f"{self.feature}: {self.text}" if self.feature else self.text
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A flag that was given and that nothing reads.
+
+    Attributes:
+        flag: the option string as it was given.
+        reason: why nothing reads it, one sentence.
+        remedy: what to do for it to have an effect.
+        feature: the feature that would read it.
+        value: its value as text; empty for a switch.
+        held_back: the feature that would read it was asked for and is not active, which the plan says.
+    """
+
+    flag: str
+    reason: str
+    remedy: str = ""
+    feature: str = ""
+    value: str = ""
+    held_back: bool = False
+
+    def __str__(self) -> str:
+        """Return one line for a terminal."""
+        given = f"{self.flag} {self.value}".rstrip()
+        return f"{given} has no effect: {self.reason}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 @dataclass(frozen=True)
@@ -112,7 +139,9 @@ class Plan:
         arguments: the values of the flags that active features declare, by destination.
         digest: SHA-256 over all of it; equal on every rank and machine for equal input.
         notes: what the host and active features say about these arguments; no part of the digest.
+        flag_notes: given flags that change nothing here, or are read as others; no part of the digest.
         stated_order: why features stand where they do, as far as they say so, a phrase each.
+        unread: flags that were given and that nothing reads; those of features that are held back included.
     """
 
     features: tuple[ActiveFeature, ...] = ()
@@ -127,6 +156,8 @@ class Plan:
     digest: str = ""
     notes: tuple[Note, ...] = ()
     stated_order: tuple[str, ...] = ()
+    unread: tuple[Unread, ...] = ()
+    flag_notes: tuple[FlagNote, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ class PlanChange:
 
     Attributes:
         breaking: features added or removed that change what a checkpoint holds, one phrase each.
-        harmless: other differences, one phrase each.
+        harmless: other differences, one phrase each; features that nobody asked for are none.
     """
 
     breaking: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ def compare_plans(
             installed = name in affects_checkpoint
             way = f"{origin.get('why') or 'its flag'}" if installed else f"pip install {origin.get('dist')}"
             breaking.append(f"{what} ({'add' if removed else 'drop'} {way})")
-        else:
+        elif not _comes_by_itself(origin):
             harmless.append(what)
     common_before = [name for name in before if name in now]
     common_now = [name for name in now if name in before]
@@ -66,6 +66,12 @@ def compare_plans(
     ]
     harmless += [f"slot {slot}: {old_slots[slot]} then, {new_slots[slot]} now" for slot in changed]
     return PlanChange(tuple(breaking), tuple(harmless))
+
+
+def _comes_by_itself(feature: Mapping[str, Any]) -> bool:
+    """Return whether nobody asked for a feature: it is active with some sizes and not with others."""
+    why = str(feature.get("why") or "")
+    return why == "default" or why.startswith("implied by ")
 
 
 def _features(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

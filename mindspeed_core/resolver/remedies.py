@@ -2,28 +2,60 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
+from mindspeed_core.flags.values import typed
 
 _SHOWN = 6
 
 
-def to_ask_for(feature: type[Feature]) -> str:
-    """Return how to switch a feature on: its first flag with a value that its proofs use."""
+def to_ask_for(feature: type[Feature], args: Namespace | None = None, besides: Flag | None = None) -> str:
+    """Return how to switch a feature on, by a flag with a value that its proofs use.
+
+    Args:
+        feature: the feature.
+        args: the arguments there are: the first of its flags that switches the feature on beside them is
+            named, since that is not its first one everywhere.
+        besides: a flag that is given already and does not switch it on.
+    """
     if not feature.flags:
         return f"switch {feature.name} on"
-    flag = feature.flags[0]
+    others = [flag for flag in feature.flags if besides is None or flag.dest != besides.dest]
+    for flag in others if args is not None else ():
+        for text, value in candidates(feature, flag):
+            if _enables(feature, Namespace(**{**vars(args), flag.dest: value})):
+                return f"add {f'{flag.name} {text}'.rstrip()}"
+    if besides is not None and not others:
+        return ""
+    flag = (others or feature.flags)[0]
+    text, _ = next(iter(candidates(feature, flag)), (_any_value(flag), None))
+    return f"add {f'{flag.name} {text}'.rstrip()}"
+
+
+def candidates(feature: type[Feature], flag: Flag) -> list[tuple[str, Any]]:
+    """Return values to switch a feature on with, as typed and as read: those of its proofs, then choices."""
     if flag.is_switch:
-        return f"add {flag.name}"
-    proven = [
-        value
-        for scenario in feature.verify
-        for given, value in zip(scenario.flags, scenario.flags[1:])
-        if given in flag.options and not value.startswith("--")
-    ]
-    value = flag.choices[0] if flag.choices else proven[0] if proven else _any_value(flag)
-    return f"add {flag.name} {value}"
+        return [("", not flag.inverts)]
+    found: list[tuple[str, Any]] = []
+    for scenario in feature.verify:
+        for given, text in zip(scenario.flags, scenario.flags[1:]):
+            if given in flag.options and not text.startswith("--"):
+                try:
+                    value = typed(flag, text)
+                except Exception:
+                    continue
+                found.append((text, value if flag.nargs is None else [value]))
+    found += [(str(choice), choice) for choice in flag.choices]
+    return [(text, value) for text, value in found if value != flag.default]
+
+
+def _enables(feature: type[Feature], args: Namespace) -> bool:
+    try:
+        return bool(feature.enabled(args))
+    except (Exception, SystemExit):
+        return False
 
 
 def to_meet(requirement: Requirement, flag: Flag | None) -> str:

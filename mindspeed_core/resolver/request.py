@@ -104,6 +104,12 @@ class Request:
             return False
         return value is not None and bool(value) != inverts
 
+    def stands_for(self, option: str) -> str:
+        """Return the flag by which somebody set another one without giving it; empty where it was given."""
+        dest = (self.index.dests.get(option) or (dest_of(option), False))[0]
+        source = (self.provenance or {}).get(dest, "")
+        return self.flag_of(source.removeprefix("preset ")) if source.startswith("preset ") else ""
+
     def given_as(self, option: str) -> bool:
         """Return whether the user gave a flag by this option string."""
         dest = (self.index.dests.get(option) or ("", False))[0]

@@ -26,9 +26,10 @@ from mindspeed_core.resolver.compatibility import (
     fill_slots,
 )
 from mindspeed_core.resolver.index import index_of
-from mindspeed_core.resolver.plan import ActiveFeature, HeldBack, Plan, PlanError
+from mindspeed_core.resolver.plan import ActiveFeature, HeldBack, Note, Plan, PlanError, Unread
 from mindspeed_core.resolver.request import Request
 from mindspeed_core.resolver.selection import Selection
+from mindspeed_core.resolver.unread import check_unread
 
 _SCHEMA = 1
 
@@ -81,10 +82,11 @@ def resolve(
             versions=versions,
             left_out=(*left_out, *failing),
         )
+    unread = check_unread(request, selection, active)
     order = _order(request, active)
     if request.problems:
         raise PlanError(request.problems)
-    return _result(selection, order, claimed, owned)
+    return _result(selection, order, claimed, owned, unread)
 
 
 def _order(request: Request, active: Sequence[str]) -> list[str]:
@@ -134,6 +136,7 @@ def _result(
     order: Sequence[str],
     claimed: Mapping[str, str],
     owned: Mapping[str, tuple[Patch, ...]],
+    unread: tuple[Unread, ...],
 ) -> Plan:
     request, why, held = selection.request, selection.why, selection.held
     features = []
@@ -168,7 +171,12 @@ def _result(
         level=request.level,
         mode=request.mode,
         arguments=dict(sorted(arguments.items())),
-        notes=tuple(collect_notes(request, order)),
+        notes=(
+            *collect_notes(request, order),
+            # What is held back is listed with its reason already.
+            *(Note("", str(flag)) for flag in unread if not flag.held_back),
+        ),
+        unread=unread,
         stated_order=tuple(_stated(request, order)),
     )
     return replace(plan, digest=_digest(plan, request.index.per_rank))

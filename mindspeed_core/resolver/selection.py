@@ -178,8 +178,11 @@ class Selection:
         elif not self.request.holds(requirement):
             wanted = condition_text(requirement)
             shown = self.request.shown(requirement.flag)
+            if cause := self.request.stands_for(requirement.flag):
+                shown += f", which {cause} stands for"
             reason = f"needs {wanted}{parenthesized(requirement.reason)}; it is {shown}"
-            remedy = to_meet(requirement, self.request.index.flags.get(requirement.flag))
+            flag = self.request.index.flags.get(requirement.flag)
+            remedy = requirement.remedy or to_meet(requirement, flag)
             self._fail(name, "E-REQUIRES", reason, remedy)
 
     def _require_feature(self, name: str, requirement: Requirement) -> None:
@@ -204,7 +207,8 @@ class Selection:
             reason = f"needs {wanted}{why}, which is not active: {held.reason}"
             self._fail(name, "E-REQUIRES", reason, drop)
         else:
-            self._fail(name, "E-REQUIRES", f"needs {wanted}{why}", to_ask_for(self.classes[wanted]))
+            remedy = requirement.remedy or to_ask_for(self.classes[wanted])
+            self._fail(name, "E-REQUIRES", f"needs {wanted}{why}", remedy)
 
     def _require_any(self, name: str, requirement: Requirement) -> None:
         choices = requirement.any_of
@@ -214,7 +218,7 @@ class Selection:
         if not installed:
             self._missing(name, choices[0], requirement.reason)
             return
-        ways = ", or ".join(to_ask_for(self.classes[choice]) for choice in installed)
+        ways = requirement.remedy or ", or ".join(to_ask_for(self.classes[choice]) for choice in installed)
         reason = f"needs one of {', '.join(choices)}{parenthesized(requirement.reason)}"
         self._fail(name, "E-REQUIRES", reason, ways)
 

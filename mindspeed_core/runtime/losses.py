@@ -61,8 +61,10 @@ class Losses(Mapping[str, float]):
         return dict, (dict(self),)
 
 
-def copied_later(tensor: torch.Tensor, platform: Platform) -> Callable[[], list[Any]]:
+def copied_later(tensor: torch.Tensor, platform: Platform) -> Callable[[], Any]:
     """Start to copy a tensor to the host; return the function that waits for it and returns its values.
+
+    These are a list, of a scalar a number.
 
     It waits for this copy alone, not for work that is launched later.
     """
@@ -73,8 +75,8 @@ def copied_later(tensor: torch.Tensor, platform: Platform) -> Callable[[], list[
     copied = platform.event()
     copied.record()
 
-    def values() -> list[Any]:
+    def values() -> Any:
         copied.synchronize()
-        return list(host.tolist())
+        return host.tolist()
 
     return values

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 
 from mindspeed_core.errors import PatchError, SessionError, UserError
 from mindspeed_core.feature import DeclarationError
+from mindspeed_core.terminal.foreign_text import emit
 
 EXIT_OK = 0
 EXIT_PROBLEMS = 1
@@ -65,13 +66,13 @@ def print_error(error: BaseException) -> None:
     # Nobody may read standard error any more.
     with suppress(OSError, ValueError):
         if isinstance(error, EXPLAINED) and not traceback_wanted():
-            print(f"error: {describe(error)}", file=sys.stderr, flush=True)
+            emit(f"error: {describe(error)}", err=True)
             return
-        traceback.print_exception(type(error), error, error.__traceback__)
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        emit("".join(lines).rstrip("\n"), err=True)
         if sys.version_info < (3, 11):
             for note in getattr(error, "__notes__", ()):
-                print(note, file=sys.stderr)
-        sys.stderr.flush()
+                emit(note, err=True)
 
 
 def guarded(program: Callable[[], int | None]) -> int:
@@ -92,7 +93,7 @@ def guarded(program: Callable[[], int | None]) -> int:
         return EXIT_INTERRUPTED
     except SystemExit as end:
         if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
+            emit(end.code, err=True)
             return EXIT_PROBLEMS
         # click ends so when its output cannot be written.
         return _discard() or end.code or EXIT_OK

@@ -7,6 +7,8 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from mindspeed_core.terminal.foreign_text import clean
+
 
 def silence(stream: TextIO) -> None:
     """Send what is written to a stream from now on, and what it still holds, nowhere."""
@@ -30,7 +32,7 @@ def settle_output() -> None:
 
 def say(text: str, descriptor: int = 2) -> None:
     """Write a line past all buffers, for threads that watch; that nobody reads it is no error."""
-    line = f"{text}\n".encode(errors="replace")
+    line = f"{clean(text, lines=True)}\n".encode(errors="replace")
     with suppress(OSError):
         while line:
             line = line[os.write(descriptor, line) :]

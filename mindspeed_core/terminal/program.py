@@ -10,6 +10,7 @@ import click
 
 from mindspeed_core.platforms.cann import hold_back_torch_npu
 from mindspeed_core.terminal.errors import EXPLAINED, describe, guarded, traceback_option, traceback_wanted
+from mindspeed_core.terminal.foreign_text import emit
 
 
 class ExplainedError(click.ClickException):
@@ -17,7 +18,7 @@ class ExplainedError(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print the message on standard error."""
-        click.echo(f"error: {self.format_message()}", file=file, err=file is None)
+        emit(f"error: {self.format_message()}", file=file, err=file is None)
 
 
 class ExplainedGroup(click.Group):
@@ -50,7 +51,7 @@ def run_command(command: click.Command, arguments: Sequence[str], name: str) -> 
     except click.Abort as abort:
         if isinstance(abort.__cause__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
-        click.echo("Aborted!", err=True)
+        emit("Aborted!", err=True)
         return 1
     return result if type(result) is int else 0
 

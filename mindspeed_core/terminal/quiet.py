@@ -9,6 +9,8 @@ import logging
 import os
 import warnings
 
+from mindspeed_core.terminal.foreign_text import clean_log
+
 _REPETITIVE = (
     # Said at every import where neither is installed, which `mindspeed-features doctor` explains once.
     (UserWarning, r".*(Transformer Engine and Apex are|Apex is) not installed"),
@@ -22,7 +24,8 @@ _REPETITIVE = (
 
 
 def quieten() -> None:
-    """Ignore known warnings and raise megatron-core's loggers to level ERROR."""
+    """Ignore known warnings, raise megatron-core's loggers to level ERROR, and clean messages of our own."""
+    clean_log()
     # c10d warns of every connection that closes, with a C++ stack; what follows from it is said once, here.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for category, pattern in _REPETITIVE:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mindspeed_core.terminal.foreign_text import clean
 from mindspeed_core.terminal.wrapped import columns, ljust, say, width, words
 
 
@@ -26,8 +27,8 @@ def print_table(
         title: a line above.
         heading: columns that head the paragraph of a row where the terminal is too narrow for a table.
     """
-    cells = [[str(cell) for cell in row] for row in rows]
-    limit = columns()
+    cells = [[clean(cell) for cell in row] for row in rows]
+    title, limit = clean(title), columns()
     if limit is None:
         _print_plain(headers, cells, title)
         return

@@ -9,6 +9,8 @@ import shutil
 import sys
 from unicodedata import combining, east_asian_width
 
+from mindspeed_core.terminal.foreign_text import clean
+
 
 def columns() -> int | None:
     """Return the width of the terminal; None in a pipe or a file, where no line is too long."""
@@ -61,7 +63,7 @@ def say(text: str, *, indent: int = 0, hang: int = 0) -> None:
         indent: spaces before every line.
         hang: further spaces before every line but the first.
     """
-    limit = columns()
+    text, limit = clean(text), columns()
     room = None if limit is None else limit - indent - hang
     if room is None or room < 10:
         print(" " * indent + text)

@@ -102,6 +102,7 @@ class RankRecord:
     measured: _Measured
     step_seconds: tuple[float, ...]
     calls: tuple[OrderedCall, ...] = ()
+    platform: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class SideResult:
         communication: per rank, totals by operation and group.
         metrics: what features recorded with ``run.metrics`` in the measured step, reduced.
         blocked: ranks that a device's backend would never let go on, a line each.
+        platform: name of the platform that it ran on.
     """
 
     features: tuple[str, ...]
@@ -141,6 +143,7 @@ class SideResult:
     communication: tuple[Mapping[tuple[str, str], Total], ...]
     metrics: Mapping[str, float]
     blocked: tuple[str, ...] = ()
+    platform: str = ""
 
 
 def train_side(
@@ -268,6 +271,7 @@ def train_rank(request: SideRequest) -> RankRecord:
             measured=measured,
             step_seconds=seconds,
             calls=tuple(map(OrderedCall.of, log.calls)),
+            platform=session.platform.name,
         )
         loop.teardown(session)
         return record
@@ -440,6 +444,7 @@ def joined_ranks(ranks: Sequence[RankRecord]) -> SideResult:
         communication=tuple(rank.measured.communication for rank in ranks),
         metrics=first.measured.metrics,
         blocked=tuple(waiting_for_ever({rank: record.calls for rank, record in enumerate(ranks)})),
+        platform=first.platform,
     )
 
 

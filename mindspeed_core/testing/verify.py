@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.backend_contracts.hccl import HCCL
 from mindspeed_core.backend_contracts.nccl import NCCL
 from mindspeed_core.feature import DeclarationError, Resume, Scenario
+from mindspeed_core.hooks.versions import API_VERSION, parsed
 from mindspeed_core.testing.training import SideResult, train_side
 from mindspeed_core.testing.worlds import WorldError
 
@@ -70,6 +71,7 @@ class Verdict:
         sides: which sides were compared with which, in which layouts, and what of them.
         differences: everything outside the tolerance, worst first, one line each.
         error: why a side could not run, or why the comparison means nothing; empty otherwise.
+        remarks: what proofs of packages for a newer hook interface would not pass with, a sentence each.
     """
 
     feature: str
@@ -82,6 +84,7 @@ class Verdict:
     gains: tuple[GainResult, ...] = ()
     error: str = ""
     sides: tuple[Compared, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return a report for terminals and assertion messages."""
@@ -98,6 +101,7 @@ class Verdict:
             lines.append(f"{self.compared} quantities agree{error}")
         lines += [f"  {sides}" for sides in self.sides]
         lines += [f"  {'  ' if gain.met else 'x '}{gain}" for gain in self.gains]
+        lines += [f"  {remark}" for remark in self.remarks]
         return "\n".join(lines)
 
 
@@ -109,6 +113,7 @@ def verify(
     declarations: Sequence[str] = (),
     contracts: Sequence[BackendContract] | None = None,
     timeout: float = 300.0,
+    hook_api: str = API_VERSION,
 ) -> Verdict:
     """Run one scenario of a feature.
 
@@ -123,17 +128,19 @@ def verify(
         contracts: rules of communication backends that every call must keep; by default those of the
             platforms that the feature is for.
         timeout: seconds for each side.
+        hook_api: the hook interface that the feature was written for. Before 1.1 a proof does not say that
+            the baseline has the feature too, or which losses only the feature reports: these are remarks.
 
     Returns:
         The verdict; a side that cannot run is a failed verdict with its error, not an exception.
     """
-    name = feature.name
+    name, undeclared = feature.name, parsed(hook_api) < _DECLARED_SINCE
     try:
         rules = contracts_of(scenario.platforms or feature.platforms) if contracts is None else contracts
-        outcome = _run(scenario, declarations, (), platform, timeout, rules)
+        outcome = _run(scenario, declarations, (), platform, timeout, rules, undeclared=undeclared)
     except (WorldError, DeclarationError) as error:
         return Verdict(name, scenario.name, passed=False, tolerance=scenario.tolerance, error=str(error))
-    problems = []
+    problems, remarks = [], list(outcome.remarks)
     for side, flags, wanted in outcome.sides:
         command = f"with {' '.join(flags)!r}"
         if wanted and name not in side.features:
@@ -141,8 +148,13 @@ def verify(
             problems.append(f"the feature is not active {command}; active: {active}")
         elif not wanted and name in side.features:
             where = "the other layout" if scenario.resume is not None else "the baseline"
-            problems.append(f"the feature is active in {where} too, {command}")
-    return _verdict(name, scenario, outcome, next(iter(problems), ""))
+            found = f"the feature is active in {where} too, {command}"
+            if undeclared and scenario.resume is None:
+                remarks.append(f"{found}; say so with same_feature=True")
+            else:
+                problems.append(found)
+    verdict = _verdict(name, scenario, outcome, next(iter(problems), ""))
+    return replace(verdict, remarks=tuple(remarks))
 
 
 def assert_equivalent(
@@ -219,12 +231,18 @@ class _Outcome:
 
     Attributes:
         sides: each training, its command line, and whether the feature has to be active in it.
+        remarks: what a proof for a newer hook interface would have to say.
     """
 
     comparison: Comparison
     compared: tuple[Compared, ...]
     sides: tuple[tuple[SideResult, tuple[str, ...], bool], ...]
     gains: tuple[GainResult, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+_DECLARED_SINCE = (1, 1)
+"""The hook interface since which proofs declare what the sides do not share."""
 
 
 def contracts_of(platforms: Sequence[str]) -> tuple[BackendContract, ...]:
@@ -243,6 +261,8 @@ def _run(
     platform: str | None,
     timeout: float,
     contracts: Sequence[BackendContract] = (HCCL["910B"], NCCL),
+    *,
+    undeclared: bool = False,
 ) -> _Outcome:
     options: dict[str, Any] = {
         "gradients": "gradients" in scenario.quantities,
@@ -254,7 +274,7 @@ def _run(
         "contracts": tuple(contracts),
     }
     if scenario.resume is None:
-        return _beside_baseline(scenario, options, probes, timeout)
+        return _beside_baseline(scenario, options, probes, timeout, undeclared)
     from mindspeed_core.testing.resume_proof import train_and_resume
 
     comparison, compared, sides = train_and_resume(
@@ -266,7 +286,7 @@ def _run(
 
 
 def _beside_baseline(
-    scenario: Scenario, options: dict[str, Any], probes: Sequence[str], timeout: float
+    scenario: Scenario, options: dict[str, Any], probes: Sequence[str], timeout: float, undeclared: bool
 ) -> _Outcome:
     from mindspeed_core.testing.compare_sides import Compared, compare_sides
 
@@ -293,21 +313,31 @@ def _beside_baseline(
         timeout=timeout,
         **options,
     )
+    new = sorted(side.losses.keys() - baseline.losses.keys() - {*scenario.extra_losses}) if undeclared else []
+    remarks = [f"only one side reports {new}; say so with extra_losses={tuple(new)!r}"] if new else []
     comparison, counts = compare_sides(
         side,
         baseline,
         tolerance=scenario.tolerance,
         quantities=scenario.quantities,
         demanded=scenario.compare,
-        extra_losses=scenario.extra_losses,
+        extra_losses=(*scenario.extra_losses, *new),
         extra_parameters=scenario.extra_parameters,
     )
     return _Outcome(
         comparison,
         (Compared(side.layout, baseline.layout, scenario.tolerance, counts),),
         ((side, scenario.flags, True), (baseline, scenario.baseline, scenario.same_feature)),
-        tuple(_gain(gain, side, baseline) for gain in scenario.gains),
+        tuple(_gain(_on(side.platform, gain), side, baseline) for gain in scenario.gains),
+        tuple(remarks),
     )
+
+
+def _on(platform: str, gain: Gain) -> Gain:
+    """Return the gain as a platform has it: without bounds where these are those of others."""
+    if not gain.platforms or platform in gain.platforms:
+        return gain
+    return replace(gain, at_most=None, exactly=None, less=None, value_at_most=None)
 
 
 def _gain(gain: Gain, side: SideResult, baseline: SideResult) -> GainResult:

@@ -32,6 +32,7 @@ def sound(name, **attributes):
 
 FEATURES = """
 DECLARATIONS = (
+    HookApi("1.3"),
     sound("bad-nothing"),
     sound("bad-page", docs=""),
     sound("bad-lost-page", docs="bad_features:nowhere.md"),
@@ -70,6 +71,12 @@ DECLARATIONS = (
     sound("bad-notes", notes=classmethod(lambda cls, args: [args.no_such_heads])),
     sound("bad-init", __init__=lambda self, size: None),
     sound("bad-before", before=("bad-nothin",)),
+    sound("bad-deaf", flags=(Flag("--bad-deaf", help="On."), Flag("--bad-unheard", help="Of no use."))),
+    sound(
+        "bad-excused",
+        flags=(Flag("--bad-excused", help="On."), Flag("--bad-former", help="Accepted.")),
+        unread=classmethod(lambda cls, args: {"--bad-former": "it is the default"}),
+    ),
 )
 
 def kept(function):
@@ -124,7 +131,16 @@ def build_layer_spec(self, session):
     return editor.spec
 
 DECLARATIONS = (
-    sound("bad-quiet"),
+    HookApi("1.3"),
+    sound(
+        "bad-quiet",
+        verify=(
+            Scenario("same", flags=("--bad-quiet",), tolerance=0.0),
+            Scenario(
+                "resume", ("--bad-quiet",), resume=Resume(("--bad-quiet", "--num-layers", "2"), world_size=2)
+            ),
+        ),
+    ),
     sound("bad-roles", build_layer_spec=build_layer_spec, replaces_roles=("mlp.fc1",)),
     sound(
         "bad-role-name",
@@ -146,7 +162,7 @@ PAGE = (
     "--bad-conflict --bad-name --bad-hidden --bad-level --bad-patch --bad-proofless --bad-idle-proof "
     "--bad-twice --bad-both-sides --bad-same-feature --bad-resume --bad-filed --bad-flags --bad-leak "
     "--bad-environment --bad-attribute --bad-model --bad-proof --bad-quiet --bad-enabled --bad-presets "
-    "--bad-preset --bad-notes --bad-init --bad-before"
+    "--bad-preset --bad-notes --bad-init --bad-before --bad-deaf --bad-unheard --bad-excused --bad-former"
 )
 
 PLATFORM = """

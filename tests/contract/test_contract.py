@@ -45,6 +45,7 @@ def checks(site):
         ("page[bad-lost-page]", "the installed package has no such file"),
         ("page[bad-unmentioned]", "does not mention --bad-unmentioned"),
         ("flags-documented[bad-help]", "--bad-help has no help text"),
+        ("flags-read[bad-deaf]", "nothing in bad_features reads args.bad_unheard, so --bad-unheard"),
         ("platforms-known[bad-platform]", "platform 'cuba' is not installed; did you mean 'cuda'?"),
         ("platforms-known[bad-fallback]", "gives no reason"),
         ("platforms-known[bad-fallback]", "'bad-nobody' is no installed feature"),
@@ -143,7 +144,7 @@ def test_a_role_that_is_stated_or_contained_is_no_violation(checks):
 def test_what_is_sound_beside_bad_features_passes(checks):
     passed = [check for name, check in checks.items() if name.endswith("[bad-quiet]")]
 
-    assert len(passed) == 10
+    assert len(passed) == 11
     for check in passed:
         check()
 
@@ -157,11 +158,8 @@ def test_only_features_that_train_and_could_know_of_it_have_to_prove_that_they_r
     checks["resume-proved[bad-quiet]"]()
 
 
-@pytest.mark.usefixtures("site")
-def test_what_older_packages_do_not_prove_is_listed():
-    contract = Contract.of("bad-sessions", platform="cpu", proofs=False)
-    all_checks(contract)
-    assert any(line.startswith("feature bad-quiet: resuming") for line in contract.left_out)
+def test_a_flag_that_says_why_it_has_no_effect_needs_no_reader(checks):
+    checks["flags-read[bad-excused]"]()
 
 
 def test_a_version_that_is_too_low_for_what_is_used_is_found(site, monkeypatch):

@@ -21,7 +21,16 @@ from megatron.core.transformer.multi_token_prediction import (
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from mindspeed_core.layer_spec import NORM_ROLES, LayerSpecError, SpecEditor
+from mindspeed_core.errors import UserError
+from mindspeed_core.layer_spec import (
+    ANY_LAYOUT,
+    NORM_ROLES,
+    LayerSpecError,
+    LinearLayout,
+    LinearLayoutError,
+    SpecEditor,
+)
+from mindspeed_core.resolver.plan import ActiveFeature, Plan
 from mindspeed_core.runtime.placements import Roles
 
 
@@ -266,3 +275,90 @@ def test_a_function_in_params_travels_unchanged():
 def test_something_else_than_a_tree_is_refused():
     with pytest.raises(LayerSpecError, match="no specification tree"):
         SpecEditor(IdentityOp, owner="a")
+
+
+class Linear:
+    pass
+
+
+class CutTwice(Linear):
+    linear_layout = LinearLayout("two-cuts", "[s / x, b, k / y]", "[s / y, b, n / x]")
+
+
+class Beside:
+    wraps = "inner"
+
+
+class Features:
+    """The part of a session that messages use."""
+
+    plan = Plan(
+        features=tuple(
+            ActiveFeature(name, "acme", "1", "demo", 2, f"--{name}") for name in ("two-cuts", "adapter")
+        )
+    )
+
+    def place(self, owner, count, **roles):
+        pass
+
+
+def beside(site):
+    return site.wrap(Beside, rank=4)
+
+
+def grown(site):
+    return site.carry(type("Grown", (site.spec.module,), {}))
+
+
+def edited(spec, owner, *change, **options):
+    editor = SpecEditor(spec, owner=owner, session=Features())
+    editor.replace("mlp.fc1", *change, **options)
+    return editor.spec
+
+
+@pytest.mark.parametrize("adapter", [beside, grown])
+def test_a_wrapper_is_refused_around_a_linear_of_another_layout_with_the_way_out(adapter):
+    spec = edited(block(), "two-cuts", CutTwice)
+    with pytest.raises(LinearLayoutError) as caught:
+        edited(spec, "adapter", adapter, wrap=True)
+
+    text = str(caught.value)
+    assert "adapter puts" in text
+    assert "CutTwice of two-cuts there takes [s / x, b, k / y] and gives [s / y, b, n / x]" in text
+    assert "drop --two-cuts or --adapter" in text
+    assert isinstance(caught.value, UserError)
+
+
+def test_a_linear_of_another_layout_is_refused_inside_of_a_wrapper_that_came_first():
+    spec = edited(block(), "adapter", beside, wrap=True)
+    with pytest.raises(LinearLayoutError, match="adapter puts Beside around fc1"):
+        edited(spec, "two-cuts", CutTwice)
+
+
+def test_wrappers_that_know_the_layout_or_add_nothing_to_its_shapes_are_fine():
+    spec = edited(block(), "two-cuts", CutTwice)
+    later = edited(spec, "later", grown, wrap=True, layouts=ANY_LAYOUT)
+    with pytest.raises(LinearLayoutError):
+        # A subclass is no less of that layout.
+        edited(later, "adapter", beside, wrap=True)
+    known = edited(later, "adapter", beside, wrap=True, layouts=("two-cuts",))
+
+    assert edited(known, "two-cuts", CutTwice, wrap=True, layouts=ANY_LAYOUT)
+
+
+def test_what_declares_to_wrap_is_passed_through_to_the_module_inside():
+    spec = edited(block(), "adapter", beside, wrap=True)
+    spec = edited(spec, "faster", Linear)
+    editor = SpecEditor(spec, owner="")
+    site = editor.find("fc1")[0]
+
+    assert site.path == "layers.0.mlp.linear_fc1.inner"
+    assert (site.spec.module, site.placed_by, site.wrapped_in) == (Linear, "faster", ("Beside",))
+    outer = spec.layer_specs[0].submodules.mlp.submodules.linear_fc1
+    assert (outer.module, outer.params["rank"], outer.params["inner"].module) == (Beside, 4, Linear)
+    assert [entry.owner for entry in editor.history[:2]] == ["faster", "adapter"]
+
+
+def test_wrapping_with_a_class_that_does_not_say_what_it_wraps_is_refused():
+    with pytest.raises(LayerSpecError, match="Linear has no attribute wraps"):
+        edited(block(), "adapter", lambda site: site.wrap(Linear), wrap=True)

@@ -116,6 +116,7 @@ ELSEWHERE = {
     "pip uninstall mindspeed": "takes a package of somebody else away",
     "pip install mindspeed-core mindspeed-kernels mindspeed-profile": _INSTALLS,
     "mindspeed-features verify fused-swiglu": "plugins/mindspeed_kernels/tests runs the same proofs",
+    "mindspeed-features migrate pretrain.sh --write new.sh": "tests/cli/test_migrate.py writes such a script",
     "pytest tests/core": "part of this suite",
     "mindspeed-features new acme-tools": _SCAFFOLD,
     "pip install -e ./acme-tools": _SCAFFOLD,

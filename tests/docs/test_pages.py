@@ -20,6 +20,7 @@ from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.slots import NORM_ROLES
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
+from mindspeed_core.upstream.table import is_judged
 
 OF_OTHER_PROGRAMS = {
     "--standalone",
@@ -182,7 +183,7 @@ def test_every_flag_in_the_documentation_exists():
     shown = {option for option in shown if not option.startswith(("--acme-", "--no-acme-"))}
     unknown = {option for option in shown - known if not option.endswith("-")}
 
-    assert {option for option in unknown if not registry.why_absent("standalone", option)} == set()
+    assert {option for option in unknown if not is_judged(option)} == set()
 
 
 def test_the_table_of_roles_has_every_role_that_the_editor_and_its_norms_name():

@@ -174,6 +174,76 @@ def test_sections_that_find_no_time_are_named(run, fake, monkeypatch, tmp_path, 
     assert capsys.readouterr().out.count("left out") == len(run.SECTIONS)
 
 
+def test_slices_of_a_section_run_side_by_side_and_their_rows_are_joined(run, sections, fake, tmp_path):
+    fake(ROWS)
+    features = next(section for section in sections if section.divides)
+    path = tmp_path / "features.json"
+    found = run.run_side_by_side(features, path, {}, 60.0, smoke=True, count=3)
+    assert (found["status"], len(found["rows"])) == ("finished", 3)
+    assert [file.name for file in tmp_path.glob("*.json")] == ["features.json"]
+
+
+def test_a_failed_slice_fails_its_section(run, sections, fake, tmp_path):
+    fake(ROWS, "sys.exit(3 if '2/2' in sys.argv else 0)")
+    features = next(section for section in sections if section.divides)
+    found = run.run_side_by_side(features, tmp_path / "features.json", {}, 60.0, smoke=True, count=2)
+    assert found["status"] == "failed with status 3"
+    assert len(found["rows"]) == 2
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "x/2", "2", "1/0"])
+def test_a_slice_that_is_none_is_refused(run, text, capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--slice", text])
+    assert "1 <= I <= N" in capsys.readouterr().err
+
+
+@pytest.fixture
+def timeline(run):
+    return importlib.import_module("timeline")
+
+
+def test_a_timeline_tells_kinds_of_work_and_gaps(timeline):
+    names = {
+        "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT": "products",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop": "attention",
+        "void multi_tensor_apply_kernel<FusedOptimizer>": "optimizer",
+        "_swiglu_backward": "activation",
+        "_cross_entropy_gradient": "cross entropy",
+        "ncclDevKernel_AllReduce": "communication",
+        "Memcpy HtoD": "copies",
+        "something_new": "others",
+    }
+    assert {name: timeline.kind_of(name) for name in names} == names
+    kernels = [
+        timeline.Interval("nvjet", 0.0, 2e6),
+        timeline.Interval("_swiglu_forward", 1e6, 3e6),
+        timeline.Interval("nvjet", 5e6, 6e6),
+    ]
+    found = timeline.shares(reversed(kernels), 10.0)
+    assert found["seconds"] == {"products": 3.0, "activation": 2.0, "gaps": 6.0}
+    assert found["share"]["gaps"] == 0.6
+    assert found["longest"][0] == {"kernel": "nvjet", "kind": "products", "times": 2, "seconds": 3.0}
+
+
+def test_an_operator_is_held_against_the_fastest_other(run, monkeypatch):
+    monkeypatch.syspath_prepend(str(GPU.parent))
+    speed = importlib.import_module("operator_speed")
+    rows = [
+        {"name": "norm, theirs torch's", "ours": 2.0, "theirs": 4.0, "ratio": 0.5},
+        {"name": "norm, theirs Liger's", "ours": 2.5, "theirs": 1.0, "ratio": 2.5},
+        {"name": "a check", "passed": True},
+    ]
+    assert speed.fastest_of_others(rows) == {"norm": 2.0}
+
+
+def test_every_feature_has_one_proof_before_any_has_two(run):
+    proofs = importlib.import_module("feature_proofs")
+    fitting, _ = proofs.scenarios("cuda", 1)
+    names = [feature.name for feature, _ in fitting]
+    assert len(set(names[: len(set(names))])) == len(set(names))
+
+
 @pytest.mark.parametrize(
     "section",
     [

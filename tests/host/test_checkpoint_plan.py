@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+import pytest
+
 from mindspeed_core.hosts.standalone.checkpoint import model_arguments as models
 from mindspeed_core.resolver import plan_diff as plans
 
@@ -47,6 +49,15 @@ def test_a_feature_that_does_not_affect_checkpoints_is_harmless():
     change = compare(plan("a"), plan(), a=False)
     assert change.breaking == ()
     assert "a was active" in change.harmless[0]
+
+
+@pytest.mark.parametrize("why", ["default", "implied by b"])
+def test_a_feature_that_comes_with_the_layout_is_no_change_worth_a_line(why):
+    saved = plan("a")
+    saved["features"][0]["why"] = why
+    assert compare(saved, plan(), a=False) == plans.PlanChange()
+    assert compare(plan(), saved, a=False) == plans.PlanChange()
+    assert "a was active" in compare(saved, plan(), a=True).breaking[0]
 
 
 def test_a_feature_that_is_no_longer_installed_breaks_and_names_its_package():

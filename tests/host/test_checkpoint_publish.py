@@ -12,6 +12,7 @@ import pytest
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import publish
+from mindspeed_core.hosts.standalone.checkpoint.os_errors import explain
 
 INTERRUPTED = """
 import sys
@@ -172,7 +173,7 @@ def test_a_manifest_without_a_digest_is_read(tmp_path):
 
 
 def test_a_full_disk_is_said_with_a_way_out():
-    text = publish.explain(OSError(errno.ENOSPC, "No space left on device", "/data/x"))
+    text = explain(OSError(errno.ENOSPC, "No space left on device", "/data/x"))
     assert "no space left" in text
     assert "/data/x" in text
     assert "--keep-last-n" in text

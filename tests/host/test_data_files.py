@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from mindspeed_core.errors import DataError
 from mindspeed_core.hosts.standalone.data.files import check_dataset_files, largest_token, token_counts
+from mindspeed_core.hosts.standalone.data.identity import TrainingData, check_unchanged, digest_of
 
 DOCUMENTS = [[1, 2, 3], [4], [5, 6, 7, 8, 2]]
 
@@ -104,3 +107,87 @@ def test_wrong_document_boundaries_are_named(prefix, tmp_path):
 def test_an_empty_dataset_is_refused(tmp_path):
     with pytest.raises(DataError, match="empty"):
         check_dataset_files(write(tmp_path / "data", documents=[]))
+
+
+def pointer(at):
+    return 34 + 3 * 4 + at * 8
+
+
+def boundary(at):
+    return pointer(3) + at * 8
+
+
+WRONG = {
+    "a flipped bit in a pointer": (pointer(1), b"\x07", "sequence 1 should begin at byte 6, .* says 7"),
+    "a pointer beyond the file": (pointer(2), b"\xff\xff\xff\xff", "sequence 2 should begin at byte 8"),
+    "a pointer of zero": (pointer(1), bytes(8), "sequence 1 should begin at byte 6, .* says 0"),
+    "swapped lengths": (34, b"\x01\0\0\0\x03\0\0\0", "sequence 1 should begin at byte 2, .* says 6"),
+    "a negative length": (34, b"\xff\xff\xff\xff", "a sequence has -1 tokens"),
+    "a document that begins late": (boundary(0), b"\x01", "the first document begins at sequence 1"),
+    "a document that ends before it begins": (boundary(1), b"\x03", "a document ends before it begins"),
+    "a document of the past": (boundary(2), b"\xff" * 8, "a document ends before it begins"),
+}
+
+
+@pytest.mark.parametrize("damaged", WRONG)
+def test_a_field_of_the_index_that_contradicts_another_is_refused(prefix, tmp_path, damaged):
+    position, value, words = WRONG[damaged]
+    damage(tmp_path / "data.idx", position, value)
+    with pytest.raises(DataError, match=rf"data\.idx: {words}"):
+        check_dataset_files(prefix)
+
+
+def test_every_flipped_bit_of_an_index_is_found_or_means_the_same(prefix, tmp_path):
+    path = tmp_path / "data.idx"
+    content = path.read_bytes()
+    unseen = []
+    for position in range(len(content)):
+        for bit in range(8):
+            changed = bytearray(content)
+            changed[position] ^= 1 << bit
+            path.write_bytes(changed)
+            try:
+                check_dataset_files(prefix)
+            except DataError:
+                continue
+            unseen.append((position, bit))
+    # Which sequences make up a document cannot be known from anything else.
+    inner = range(boundary(1), boundary(3))
+    # The type may be another of the same width; that its ids fit is compared with the tokenizer.
+    assert [place for place in unseen if place[0] not in inner and place[0] != 17] == []
+
+
+def test_data_check_tells_what_a_dataset_is_and_whether_it_is_whole(prefix, tmp_path, capsys):
+    from mindspeed_core.cli.train import main
+
+    assert main(["data", "check", str(prefix), "--full", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["tokens"], found["documents"], found["largest_id"]) == (9, 3, 8)
+    damage(tmp_path / "data.idx", pointer(1), b"\x07")
+    assert main(["data", "check", str(prefix)]) == 1
+    assert "should begin at byte 6" in capsys.readouterr().out
+
+
+def test_the_digest_of_a_dataset_changes_with_each_file(prefix, tmp_path):
+    before = digest_of(str(prefix)), digest_of(str(prefix), full=True)
+    damage(tmp_path / "data.bin", 4, b"\x09")
+    assert digest_of(str(prefix)) != before[0]
+    assert digest_of(str(prefix), full=True) != before[1]
+
+
+def test_other_training_data_are_refused_by_name_unless_they_are_allowed():
+    def record(digest="a", weight=1.0, split="9,1"):
+        return {"train": [{"prefix": "x", "digest": digest, "weight": weight}], "split": split}
+
+    data = TrainingData(record(), record(), "iter_0000002")
+    assert check_unchanged(data, allowed=False) == ""
+    for other, words in (
+        (record(digest="b"), "the content of x"),
+        (record(weight=2.0), "the weight of x, 2.0 then, 1.0 now"),
+        (record(split="8,2"), "--split, 8,2 then, 9,1 now"),
+        ({"train": []}, "0 datasets then, 1 now"),
+    ):
+        data = TrainingData(record(), other, "iter_0000002")
+        with pytest.raises(DataError, match=rf"iter_0000002: .*{words}.*--allow-other-data"):
+            check_unchanged(data, allowed=False)
+        assert words in check_unchanged(data, allowed=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,29 @@ def ramp(folder):
     train(*flags, *parts, "--exit-interval", "5")
     saved = sorted(path.name for path in (folder / "ckpt").glob("iter_*"))
     train(*flags, *parts, "--exit-interval", "10")
-    return whole, train(*flags, *parts), saved
+    resumed = train(*flags, *parts)
+    return whole, resumed, saved, with_other_data(folder, flags, parts)
+
+
+def with_other_data(folder, flags, parts):
+    """Resuming with another dataset, refused and allowed, and with the same one elsewhere: what is said."""
+    from mindspeed_core.errors import DataError
+
+    said = {}
+    for suffix in (".bin", ".idx"):
+        shutil.copy(folder / f"train{suffix}", folder / f"moved{suffix}")
+    two, moved = str(folder / "two"), str(folder / "moved")
+    for name, path, more in (
+        ("refused", [two], ()),
+        ("moved", [moved], ()),
+        ("allowed", ["1", two], ["--allow-other-data"]),
+    ):
+        try:
+            train(*flags, "--data-path", *path, *parts, *more)
+            said[name] = ""
+        except DataError as error:
+            said[name] = str(error)
+    return said
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +104,7 @@ def ramped(folder):
 
 
 def test_a_growing_batch_uses_the_samples_that_were_asked_for(ramped):
-    (records, consumed), _, _ = ramped
+    (records, consumed), *_ = ramped
     steps = course(records)
     # 4 batch sizes of 20/3 samples each: 2 2 2 2, 4 4, 6 (from 16 on), then 8.
     assert [step for step, *_ in steps] == list(range(1, len(steps) + 1))
@@ -89,7 +112,7 @@ def test_a_growing_batch_uses_the_samples_that_were_asked_for(ramped):
 
 
 def test_the_learning_rate_follows_the_samples_of_each_step(ramped):
-    (records, _), _, _ = ramped
+    (records, _), *_ = ramped
     rates = [rate for _, _, rate, _ in course(records)]
     # The rate that is recorded is the one after the step: warm-up over 10 samples, in steps of 2.
     assert rates[:4] == pytest.approx([0.002, 0.004, 0.006, 0.008])
@@ -97,14 +120,27 @@ def test_the_learning_rate_follows_the_samples_of_each_step(ramped):
 
 
 def test_a_run_resumed_inside_the_ramp_goes_on_as_if_undisturbed(ramped):
-    (whole, consumed), (parts, consumed_in_parts), _ = ramped
+    (whole, consumed), (parts, consumed_in_parts), *_ = ramped
     assert course(parts) == course(whole)
     assert consumed_in_parts == consumed
 
 
 def test_the_last_state_of_each_batch_size_is_kept(ramped):
-    _, _, saved = ramped
+    _, _, saved, _ = ramped
     assert "iter_0000004" in saved
+
+
+def test_a_run_is_not_resumed_with_other_data_unless_that_is_wanted(ramped):
+    *_, said = ramped
+    assert "the training data are others than those of" in said["refused"]
+    assert "the content of " in said["refused"]
+    assert "--allow-other-data" in said["refused"]
+    assert said["allowed"] == ""
+
+
+def test_the_same_data_may_lie_elsewhere(ramped):
+    *_, said = ramped
+    assert said["moved"] == ""
 
 
 def samples(folder, world_flags):

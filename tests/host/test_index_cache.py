@@ -66,7 +66,7 @@ def test_what_a_killed_job_left_is_removed(tmp_path):
     index(tmp_path, Index())
     assert {path.name for path in tmp_path.iterdir()} == {
         ".lock",
-        *(f"{STEM}{name}" for name in (*ARRAYS, "description.txt")),
+        *(f"{STEM}{name}" for name in (*ARRAYS, "digests.json", "description.txt")),
     }
 
 

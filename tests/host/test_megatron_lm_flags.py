@@ -15,13 +15,15 @@ import mindspeed_core
 from mindspeed_core.activation import prepare
 from mindspeed_core.feature import Flag
 from mindspeed_core.flags.flag_set import flag_set
-from mindspeed_core.hosts.standalone.arguments.megatron_lm_answers import SUPPORTED, answers
+from mindspeed_core.hosts.standalone.arguments.megatron_lm_answers import answers
 from mindspeed_core.hosts.standalone.arguments.refusals import REFUSALS
 from mindspeed_core.hosts.standalone.flags import host_flags
 from mindspeed_core.megatron.config_fields import config_fields
 from mindspeed_core.megatron.config_flags import dest_of
-from mindspeed_core.megatron.megatron_lm_flags import NOT_APPLICABLE, REFUSED, RULES, megatron_lm_flags
+from mindspeed_core.megatron.megatron_lm_flags import megatron_lm_flags
 from mindspeed_core.registry import Registry
+from mindspeed_core.upstream.table import VERDICTS
+from mindspeed_core.upstream.verdicts import MEGATRON_LM, NOTED, REFUSED, TRANSLATED, USED
 
 CORE = Path(mindspeed_core.__file__).parent
 DECLARATIONS = tuple(
@@ -44,18 +46,21 @@ def found():
 
 def test_nobody_has_to_guess_about_any_flag():
     assert len(found()) == len(megatron_lm_flags()[1]) > 600
-    assert all(answer.reason for answer in found().values() if answer.status != SUPPORTED)
+    assert all(answer.reason for answer in found().values() if answer.status != USED)
 
 
 @pytest.mark.parametrize(
     ("option", "status"),
     [
-        ("--hidden-size", SUPPORTED),
-        ("--timing-log-level", SUPPORTED),
+        ("--hidden-size", USED),
+        ("--timing-log-level", USED),
         ("--yaml-cfg", REFUSED),
-        ("--fake-process-group", SUPPORTED),
-        ("--enable-experimental", NOT_APPLICABLE),
-        ("--rl-use-sequence-packing", NOT_APPLICABLE),
+        ("--fake-process-group", USED),
+        ("--log-params-norm", USED),
+        ("--enable-experimental", NOTED),
+        ("--moe-router-fusion", USED),
+        ("--no-position-embedding", TRANSLATED),
+        ("--rl-use-sequence-packing", REFUSED),
     ],
 )
 def test_a_flag_has_the_status_of_what_the_host_does(option, status):
@@ -79,7 +84,7 @@ def test_what_is_called_supported_is_read_by_somebody():
     idle = []
     for option, answer in found().items():
         flag = host_flag(option)
-        if answer.status != SUPPORTED or flag is None or answer.reason.endswith(("always so here", "alone")):
+        if answer.status != USED or flag is None or answer.reason.endswith(("always so here", "alone")):
             continue
         if not {flag.dest, fields.get(flag.dest, flag.dest)} & (read | accounted):
             idle.append(option)
@@ -110,17 +115,17 @@ def host_flag(option):
 
 def test_a_value_that_is_refused_is_noted():
     answer = found()["--moe-token-dispatcher-type"]
-    assert answer.status == SUPPORTED
-    assert "flex refused without the package deep_ep" in answer.reason
+    assert answer.status == USED
+    assert "flex changes nothing without the package deep_ep" in answer.reason
 
 
 def test_another_default_is_noted():
     assert found()["--log-interval"].reason == "default 1, in Megatron-LM 100"
 
 
-def test_every_pattern_of_a_rule_names_a_flag():
+def test_every_pattern_of_a_verdict_names_a_flag():
     options = [option for facts in megatron_lm_flags()[1] for option in facts["options"]]
-    patterns = [pattern for rule in RULES for pattern in rule.options]
+    patterns = [p for verdict in VERDICTS if verdict.source == MEGATRON_LM for p in verdict.options]
     assert [p for p in patterns if not any(fnmatchcase(option, p) for option in options)] == []
 
 
@@ -132,7 +137,7 @@ def test_a_flag_without_answer_is_an_error():
 def test_the_command_line_says_why_a_flag_is_not_here():
     flags = flag_set(Registry.discover(), "standalone")
     (problem,) = flags.parse(["--yaml-cfg"]).problems
-    assert "a model is described by its flags" in str(problem)
+    assert "mindspeed-features migrate" in str(problem)
     (unknown,) = flags.parse(["--no-such-thing"]).problems
     assert "no such flag" in str(unknown)
 

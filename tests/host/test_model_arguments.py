@@ -37,7 +37,11 @@ def validate(registry, monkeypatch):
     ("flags", "world", "named"),
     [
         (f"{MOE} {TP2}", 2, ["--num-experts 4", "--sequence-parallel"]),
-        (f"{MOE} {TP2} --sequence-parallel", 2, ["--disable-bias-linear", "--expert-tensor-parallel-size 1"]),
+        (
+            f"{MOE} {TP2} --sequence-parallel --expert-tensor-parallel-size 2",
+            2,
+            ["--disable-bias-linear", "--expert-tensor-parallel-size 1"],
+        ),
         ("--num-experts 3 --expert-model-parallel-size 2", 2, ["--num-experts 3"]),
         (f"{MOE} --expert-model-parallel-size 4", 2, ["--expert-model-parallel-size 4", "world size 2"]),
         ("--expert-model-parallel-size 2", 2, ["--num-experts"]),
@@ -103,7 +107,6 @@ def validate(registry, monkeypatch):
             ["--recompute-modules", "--disable-bias-linear"],
         ),
         ("--quick-geglu --swiglu", 1, ["--quick-geglu", "--swiglu"]),
-        ("--transformer-impl transformer_engine", 1, ["TransformerEngine is not installed", "local"]),
     ],
 )
 def test_what_cannot_train_is_refused_by_name(validate, flags, world, named):
@@ -117,39 +120,65 @@ def test_what_cannot_train_is_refused_by_name(validate, flags, world, named):
     "flags",
     [
         "--fp8-format hybrid",
-        "--moe-permute-fusion",
-        "--tp-comm-overlap",
-        "--attention-backend flash",
-        "--cpu-offloading",
-        "--moe-token-dispatcher-type flex",
-        "--moe-grouped-gemm",
         "--experimental-attention-variant gated_delta_net",
         "--hybrid-override-pattern M*M*",
         "--is-hybrid-model",
         "--heterogeneous-layers-config-path layers.json",
-        "--use-precision-aware-optimizer",
+        "--use-precision-aware-optimizer --exp-avg-dtype bf16",
         "--num-distributed-optimizer-instances 2",
-        "--optimizer-cpu-offload",
-        "--overlap-param-gather-with-optimizer-step",
         "--apply-residual-connection-post-layernorm",
-        "--config-logger-dir logged",
         # Options of such parts, away from their defaults.
-        "--no-tp-comm-bulk-wgrad",
         "--fp8-margin 1",
         "--qk-clip-threshold 50",
         "--mamba-state-dim 64",
         "--muon-momentum 0.9",
-        "--cuda-graph-warmup-steps 5",
-        "--optimizer-offload-fraction 0.5",
-        "--moe-deepep-num-sms 10",
     ],
 )
 def test_what_needs_other_packages_or_another_loop_is_refused(validate, flags):
     with pytest.raises(ArgumentError) as refused:
         validate(flags)
-    named = [word for word in flags.split() if word.startswith("--")][-1]
+    named = next(word for word in flags.split() if word.startswith("--"))
     assert str(refused.value).startswith(named)
     assert ";" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--transformer-impl transformer_engine",
+        "--moe-permute-fusion",
+        "--tp-comm-overlap",
+        "--attention-backend flash",
+        "--cpu-offloading",
+        "--moe-token-dispatcher-type flex",
+        f"{MOE} --moe-grouped-gemm",
+        "--use-precision-aware-optimizer",
+        "--optimizer-cpu-offload",
+        "--overlap-param-gather-with-optimizer-step",
+        "--config-logger-dir logged",
+        "--no-tp-comm-bulk-wgrad",
+        "--cuda-graph-warmup-steps 5",
+        "--optimizer-offload-fraction 0.5",
+        "--moe-deepep-num-sms 10",
+        "--hierarchical-context-parallel-sizes 2 2",
+    ],
+)
+def test_what_only_computes_otherwise_stands_down_and_leaves_the_arguments_of_a_run_without_it(
+    validate, flags, registry
+):
+    own = [word for word in flags.split() if word.startswith("--")][-1]
+    plain = vars(validate(MOE if MOE in flags else ""))
+    changed = {name for name, value in vars(validate(flags)).items() if plain[name] != value}
+    # Without experts the choice of a dispatcher changes nothing either.
+    assert changed <= {"moe_token_dispatcher_type"}
+    notes = prepare([*SMALL, *flags.split()], registry=registry, host="standalone").plan.flag_notes
+    assert [note for note in notes if note.flag.partition(" ")[0] == own]
+
+
+@pytest.mark.parametrize(("flags", "cut"), [("", 1), ("--disable-bias-linear", 2)])
+def test_experts_with_biases_stay_whole(validate, flags, cut):
+    args = validate(f"{MOE} {TP2} --sequence-parallel {flags}", 2)
+    assert (args.expert_tensor_parallel_size or args.tensor_model_parallel_size) == cut
 
 
 def test_the_default_of_an_option_without_effect_is_no_mistake(validate):

@@ -64,6 +64,18 @@ def test_a_tokenizer_is_reused(texts, tmp_path):
     assert load_tokenizer(second.tokenizer).vocab == load_tokenizer(first.tokenizer).vocab
 
 
+def test_an_end_token_of_ones_own_goes_with_the_dataset(texts, tmp_path):
+    first = prepare_text([texts], tmp_path / "one", vocab_size=300)
+    chosen = {"tokenizer": first.tokenizer, "eod_token": "<|pad|>"}
+    second = prepare_text([texts], tmp_path / "two", workers=2, **chosen)
+    tokenizer = load_tokenizer(second.tokenizer)
+    assert tokenizer.eod == load_tokenizer(first.tokenizer).pad
+    dataset = IndexedDataset(second.prefix)
+    assert [int(dataset[index][-1]) for index in range(len(dataset))] == [tokenizer.eod] * len(dataset)
+    again = prepare_text([texts], tmp_path / "two", tokenizer=first.tokenizer)
+    assert load_tokenizer(again.tokenizer).eod == load_tokenizer(first.tokenizer).eod
+
+
 def test_documents_end_without_a_token_on_request(texts, tmp_path):
     made = prepare_text([texts], tmp_path / "data", vocab_size=300, append_eod=False)
     # The arrays are views into files that the dataset closes when it goes.

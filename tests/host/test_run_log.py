@@ -59,7 +59,8 @@ def test_the_start_of_a_run_says_what_is_held_back_and_what_features_note(tmp_pa
         skip_train=False,
         train_iters=3,
     )
-    session = SimpleNamespace(plan=plan, platform=SimpleNamespace(name="cpu"), provenance={})
+    platform = SimpleNamespace(name="cpu")
+    session = SimpleNamespace(plan=plan, platform=platform, provenance={}, state=lambda record: record())
     run = SimpleNamespace(
         args=args,
         session=session,

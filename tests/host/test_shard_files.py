@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone.checkpoint.archive_layout import check_layout
+from mindspeed_core.hosts.standalone.checkpoint.archive import find_tensor, read_archive
+from mindspeed_core.hosts.standalone.checkpoint.archive_layout import members
+from mindspeed_core.hosts.standalone.checkpoint.opened_files import Part
 from mindspeed_core.hosts.standalone.checkpoint.reasons import reason_of
 from mindspeed_core.hosts.standalone.checkpoint.shard_files import ShardFile, length_of, write_files
 from mindspeed_core.hosts.standalone.checkpoint.tensor_archive import around
@@ -46,7 +48,12 @@ def test_an_archive_is_read_by_torch_and_by_every_reader_of_zip_files(tmp_path, 
     tensor = torch.arange(torch.Size(shape).numel()).remainder(2).to(dtype).reshape(shape)
     before, after = around(shape, dtype)
     content = written(tmp_path, (before, bytes_of(tensor), *after))
-    check_layout(content)
+    assert "data/0" in members(Part.of(content))
+    ours = read_archive(Part.of(content), "archive")
+    assert (ours.dtype, ours.shape) == (dtype, tensor.shape)
+    assert bytes_of(ours).tobytes() == bytes_of(tensor).tobytes()
+    place = find_tensor(Part.of(content), "archive")
+    assert content[place.begin :][: tensor.nbytes] == bytes_of(tensor).tobytes()
     loaded = torch.load(io.BytesIO(content), weights_only=True)
     assert (loaded.dtype, loaded.shape, loaded.stride()) == (dtype, tensor.shape, tensor.stride())
     assert bytes_of(loaded).tobytes() == bytes_of(tensor).tobytes()

@@ -108,7 +108,7 @@ def test_the_page_names_versions_and_what_was_held_back(run):
         "| some-plugin | 1.2 |",
         "| torch |",
         "| megatron-core |",
-        "held back: needs <another> device",
+        "held back: needs &lt;another> device",
     ):
         assert fact in text
 

@@ -84,16 +84,78 @@ def test_damaged_file_is_named(tmp_path, content):
         load_tokenizer(tmp_path / "bad.json")
 
 
-def test_tokenizer_without_end_of_document_is_refused(trained, tmp_path):
-    trained.save(tmp_path / "t.json")
-    content = json.loads((tmp_path / "t.json").read_text())
+@pytest.fixture
+def unusual(trained, tmp_path):
+    """A tokenizer that spells its end token in a way of its own: ``x<|endoftext|>``, id 0."""
+    trained.save(tmp_path / "tokenizer.json")
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
     content["added_tokens"] = []
     content["model"]["vocab"] = {
         f"x{key}" if key.startswith("<|") else key: value for key, value in content["model"]["vocab"].items()
     }
-    (tmp_path / "t.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+UNUSUAL = "x<|endoftext|>"
+
+
+def test_tokenizer_without_end_of_document_is_refused(unusual):
     with pytest.raises(DataError, match="no end-of-document token"):
-        load_tokenizer(tmp_path / "t.json")
+        load_tokenizer(unusual)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", {"eos_token": UNUSUAL}),
+        ("tokenizer_config.json", {"eos_token": {"content": UNUSUAL, "lstrip": False}}),
+        ("generation_config.json", {"eos_token_id": 0}),
+        ("generation_config.json", {"eos_token_id": [0, 5]}),
+    ],
+)
+def test_an_end_token_is_found_in_the_files_beside_a_tokenizer(unusual, name, content):
+    (unusual / name).write_text(json.dumps(content))
+    assert load_tokenizer(unusual).eod == 0
+
+
+def test_an_end_token_that_is_named_wins(unusual, trained):
+    loaded = load_tokenizer(unusual, eod_token=UNUSUAL)
+    assert loaded.eod == 0
+    assert loaded.unique_identifiers["eod"] == 0
+    trained.save(unusual / "usual.json")
+    assert load_tokenizer(unusual / "usual.json", eod_token="<|pad|>").eod == trained.pad
+
+
+@pytest.mark.parametrize("content", [{"eos_token": "absent"}, {"eos_token": 3}, [], {"eos_token_id": -1}])
+def test_files_that_name_no_token_of_the_vocabulary_change_nothing(unusual, content):
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        (unusual / name).write_text(json.dumps(content))
+    with pytest.raises(DataError, match="--eod-token"):
+        load_tokenizer(unusual)
+
+
+def test_a_damaged_file_beside_a_tokenizer_is_named(unusual):
+    (unusual / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DataError, match=r"tokenizer_config\.json.* is no JSON"):
+        load_tokenizer(unusual)
+
+
+def test_a_named_end_token_has_to_be_there(unusual):
+    with pytest.raises(DataError, match="--eod-token 'nothing': is no token of"):
+        load_tokenizer(unusual, eod_token="nothing")
+
+
+def test_a_usual_name_counts_before_the_files_beside_it(trained, tmp_path):
+    trained.save(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|pad|>"}))
+    assert load_tokenizer(tmp_path).eod == trained.eod
+
+
+def test_an_end_token_without_a_tokenizer_is_refused():
+    given = Namespace(tokenizer_type=None, tokenizer_model=None, vocab_size=9, eod_token="x")
+    with pytest.raises(ArgumentError, match="--tokenizer-model"):
+        tokenizer_of(given)
 
 
 def test_vocabulary_needs_room_for_all_bytes():

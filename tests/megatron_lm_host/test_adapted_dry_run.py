@@ -112,7 +112,9 @@ def plan_alone(folder):
     layout = ("--tensor-model-parallel-size", "2", *fake.GPT, *LENGTH)
     found = {"whole": fake.run_script(*place, *files, *layout)}
     fake.forget_run()
-    found["weights"] = fake.run_script(*place, *files, *layout, "--no-load-optim")
+    found["weights"] = fake.run_script(
+        *place, *files, *layout, "--no-load-optim", "--no-use-checkpoint-opt-param-scheduler"
+    )
     fake.forget_run()
     os.environ["WORLD_SIZE"] = "8"
     found["contradiction"] = fake.run_script(*place, *layout)

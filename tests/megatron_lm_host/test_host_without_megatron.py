@@ -117,6 +117,20 @@ def test_nothing_of_the_loop_is_intercepted_without_features():
     assert [row.target for row in rows] == ["megatron.core.parallel_state:initialize_model_parallel"]
 
 
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"save": "there"}, {"generate_state_dict"}),
+        ({"load": "there"}, {"load_checkpoint", "_load_base_checkpoint"}),
+        ({"pretrained_checkpoint": "there"}, {"load_checkpoint", "_load_base_checkpoint"}),
+    ],
+)
+def test_models_of_checkpoints_are_described_and_compared_without_features(given, names):
+    args, options = argparse.Namespace(**given), {"any_feature": False, "without_te": False}
+    targets = [row.target for row in needed((), {"cuda"}, args, **options)]
+    assert {target.rpartition(":")[2] for target in targets if "checkpointing" in target} == names
+
+
 def test_a_platform_like_another_needs_the_same_patches():
     def targets(kinds):
         rows = needed((), kinds, None, any_feature=False, without_te=False)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from toy_training import PP2, distance, gradients, losses, parameters, step, training
 
+from mindspeed_core.errors import UserError
 from mindspeed_core.testing import WorldError, run_world
 
 VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "1", "--untie-embeddings-and-output-weights")
@@ -191,3 +192,61 @@ def test_an_inference_session_has_a_model_with_features_and_nothing_to_train():
     assert not in_training
     assert shape == (1, 32, 128)
     assert mode == "inference"
+
+
+BESIDE = ("--toy-beside", "2")
+FIRST = (*BESIDE, "--toy-beside-first")
+TP2 = ("--tensor-model-parallel-size", "2")
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [
+        ((*PP2, "--pipeline-schedule", "zb-h1", *BESIDE), 2),
+        pytest.param((*PP2, "--pipeline-schedule", "zb-h1", *FIRST), 2, marks=pytest.mark.thorough),
+        pytest.param(
+            (*TP2, "--sequence-parallel", "--use-ascend-coc", *FIRST), 2, marks=pytest.mark.thorough
+        ),
+        pytest.param((*TP2, "--use-ascend-coc", *BESIDE), 2, marks=pytest.mark.thorough),
+    ],
+    ids=["zb-h1", "zb-h1-first", "coc-first", "coc"],
+)
+def test_a_product_beside_a_linear_trains_whatever_the_linear_is(flags, ranks, equivalence):
+    equivalence(flags, BESIDE, world_size=ranks, baseline_world_size=1, steps=2, tolerance=1e-4)
+
+
+def put_off():
+    """Return the classes of the linears inside of wrappers, of the wrappers, and what the schedule left."""
+    from mindspeed_pp.weight_gradients import WeightGradients
+
+    with training(*PP2, "--pipeline-schedule", "zb-h1", *BESIDE) as run:
+        linear = run.model[0].module.decoder.layers[0].mlp.linear_fc1
+        losses(run)
+        return type(linear.inner).__name__, type(linear).__name__, run.session.state(WeightGradients).seen
+
+
+@pytest.mark.thorough
+def test_weight_gradients_inside_of_a_declared_wrapper_are_put_off():
+    for inner, wrapper, seen in run_world(put_off, 2):
+        assert (inner, wrapper) == ("LaterColumnParallelLinear", "BesideLinear")
+        assert seen > 0
+
+
+def grids():
+    """Return what is said about an adapter around linears whose weights are cut twice, in both orders."""
+    said = []
+    for flags in (BESIDE, FIRST):
+        try:
+            with training(*TP2, "--tp-2d", "--tp-x", "2", "--tp-y", "1", *flags):
+                pass
+        except Exception as error:
+            said.append((isinstance(error, UserError), str(error)))
+    return said
+
+
+def test_an_adapter_beside_a_grid_is_refused_with_both_names_and_the_way_out():
+    for said in run_world(grids, 2):
+        assert [mendable for mendable, _ in said] == [True, True]
+        for (_, text), flag in zip(said, ("--toy-beside", "--toy-beside-first"), strict=True):
+            assert "Column2D of tp-linear there takes [s / x, b, k / y]" in text
+            assert f"drop --tp-2d or {flag}" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS
+from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.training_flags import host_option
 from mindspeed_core.terminal.wrapped import say
 
@@ -27,12 +28,12 @@ def command(context: click.Context, host: str, as_json: bool) -> None:
         import json
         from dataclasses import asdict
 
-        click.echo(json.dumps({"ok": not failed, "findings": [asdict(f) for f in findings]}, indent=2))
+        emit(json.dumps({"ok": not failed, "findings": [asdict(f) for f in findings]}, indent=2))
     else:
         width = max(len(finding.subject) for finding in findings)
         for finding in findings:
             say(f"{finding.severity:<8} {finding.subject:<{width}}  {finding.found}", hang=width + 11)
             if finding.remedy:
-                click.echo(f"{'':<8} {'':<{width}}  -> {finding.remedy}")
-        click.echo("something prevents training, see above" if failed else "ready to train")
+                emit(f"{'':<8} {'':<{width}}  -> {finding.remedy}")
+        emit("something prevents training, see above" if failed else "ready to train")
     context.exit(EXIT_PROBLEMS if failed else 0)

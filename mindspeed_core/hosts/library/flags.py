@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Flag
-from mindspeed_core.megatron import megatron_lm_flags
 from mindspeed_core.megatron.flags import describing_flags
 
 _PROGRAM = "standalone"
@@ -23,4 +22,4 @@ def why_absent(option: str) -> str:
     flags = registry.host_flags(_PROGRAM) if _PROGRAM in registry.host_names() else ()
     if any(option in flag.options for flag in flags):
         return "data, checkpoints, logging and stopping are your own loop's in a library session"
-    return megatron_lm_flags.why_absent(option)
+    return ""

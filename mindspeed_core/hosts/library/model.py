@@ -38,6 +38,9 @@ def build_transformer_config(session: LibrarySession, args: Namespace) -> Transf
         config.pipeline_model_parallel_layout = PipelineParallelLayerLayout.from_str(
             layout, config.pipeline_model_parallel_size
         )
+    if session.mode == "inference":
+        # A text that is continued has any length, which ranks cannot share evenly; results are the same.
+        config.sequence_parallel = False
     return config
 
 

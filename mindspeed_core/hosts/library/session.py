@@ -8,6 +8,7 @@ reads no command line.
 from __future__ import annotations
 
 import copy
+import logging
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from mindspeed_core.hosts.library.adapters import (
     mapping_of,
     sizes_of,
 )
+from mindspeed_core.hosts.library.loaded_schedule import LoadedSchedule
 from mindspeed_core.hosts.library.world import ORIGIN, ConfigOrigin, EmbeddedSession
 from mindspeed_core.megatron.brought_choices import check_optimizer, check_schedule
 from mindspeed_core.run import Batch, ChunkPlace, StepResult
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 
+logger = logging.getLogger("mindspeed_core")
 Config = TypeVar("Config")
 Optimizer = TypeVar("Optimizer")
 Scheduler = TypeVar("Scheduler")
@@ -196,6 +199,7 @@ class LibrarySession(EmbeddedSession):
         )
         check_optimizer(self, made)
         self.run.optimizer = made
+        self.state(LoadedSchedule).watch_optimizer(self, made)
         if len(self.implementations("optimizer_step")) > 1:
             self.instances.set("optimizer_step", made, "step", self._step_with_features(made))
         return made
@@ -215,6 +219,7 @@ class LibrarySession(EmbeddedSession):
         made: Any = self._through("build_scheduler", scheduler, args=args, optimizer=optimizer)
         check_schedule(self, made)
         self.run.scheduler = made
+        self.state(LoadedSchedule).watch_scheduler(self, made)
         return made
 
     def forward_backward(self, config: TransformerConfig | None = None) -> Callable[..., Any]:
@@ -453,20 +458,46 @@ class LibrarySession(EmbeddedSession):
     def state_dict(self) -> dict[str, Any]:
         """Return the features' own state by feature, for a checkpoint; also the template to load it with.
 
-        It may hold megatron-core's ``ShardedTensor`` and belongs under ``features`` into the dictionary that
-        ``dist_checkpointing`` saves, where the standalone host has it too.
+        The record of the model is among it, which `load_state_dict` compares. It may hold megatron-core's
+        ``ShardedTensor`` and belongs under ``features`` into the dictionary that ``dist_checkpointing``
+        saves, where the standalone host has it too.
 
         Raises:
             mindspeed_core.errors.CheckpointError: two features contribute under one name.
         """
         from mindspeed_core.megatron.feature_state import feature_parts
+        from mindspeed_core.megatron.model_record import KEY, describe_run
 
         self.build_groups()
-        return feature_parts(self.run)
+        parts = feature_parts(self.run)
+        if self.run.config is not None:
+            parts[KEY] = describe_run(self.run, built_by_caller=True).as_dict()
+        return parts
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give features back what `state_dict` returned, after the model and the optimizer were loaded."""
-        self.collect("restore_checkpoint_state", run=self.run, state=state)
+        """Give features back what `state_dict` returned, after the model and the optimizer were loaded.
+
+        Raises:
+            mindspeed_core.errors.CheckpointError: the checkpoint is one of another model.
+        """
+        from mindspeed_core.megatron.model_comparison import check_model
+        from mindspeed_core.megatron.model_record import KEY, describe_run, read_record, softmax_size
+        from mindspeed_core.megatron.vocabulary import settle_vocabulary
+
+        where = "load_state_dict"
+        saved = read_record(state.get(KEY), where)
+        if saved is not None and self.run.config is not None:
+            mine = describe_run(self.run, built_by_caller=True)
+            resumes = self.run.optimizer is not None
+            notes = check_model(self, saved, mine, where, resumes=resumes)
+            rows = mine.arguments.get("padded_vocab_size")
+            notes += settle_vocabulary(
+                self, self.run.model, saved=softmax_size(saved), rows=rows, ids=None, where=where
+            )
+            for note in notes:
+                logger.warning("mindspeed: %s", note)
+        parts = {name: part for name, part in state.items() if name != KEY}
+        self.collect("restore_checkpoint_state", run=self.run, state=parts)
         self.call("after_load_checkpoint", run=self.run)
 
     @contextmanager
@@ -487,7 +518,7 @@ class LibrarySession(EmbeddedSession):
         """Return what is active and what it did so far: plan, patches, modules, groups, stages."""
         return {
             **self.plan.as_dict(),
-            "notes": [str(note) for note in self.plan.notes],
+            "notes": [str(note) for note in (*self.plan.notes, *self.plan.flag_notes)],
             "applied_patches": [f"{patch.target} ({patch.owner})" for patch in self.ledger.listing()],
             "modules": {
                 name: self.placements[name] + self.instances.placed(name)

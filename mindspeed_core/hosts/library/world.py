@@ -26,6 +26,7 @@ from mindspeed_core.run import DistInfo, Run
 from mindspeed_core.runtime.process_groups import current_world, look_for_unclean_ends
 from mindspeed_core.runtime.rank_check import ranks_agree
 from mindspeed_core.session import Session
+from mindspeed_core.upstream.notes import lines
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -116,6 +117,8 @@ class EmbeddedSession(Session):
                 logger.warning("mindspeed: %s is left out: %s", held.name, held.reason)
         for note in self.plan.notes:
             logger.warning("mindspeed: %s", note)
+        for line in lines(self.plan.flag_notes, explain=self.args.explain):
+            logger.warning("mindspeed: %s", line)
 
     def __enter__(self: Own) -> Own:
         """Open the session unless it is open."""

@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.errors import CheckpointError, UserError
+from mindspeed_core.errors import ArgumentError, CheckpointError, UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
+from mindspeed_core.hosts.megatron_lm.model import begin_run
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.megatron.feature_state import feature_parts
+from mindspeed_core.megatron.model_comparison import check_model
+from mindspeed_core.megatron.model_record import (
+    KEY,
+    describe_run,
+    from_arguments,
+    read_record,
+    softmax_size,
+)
 from mindspeed_core.megatron.model_state import LoadedWeights, check_loaded, check_saved, select
 from mindspeed_core.megatron.plan_resume import check_plan
+from mindspeed_core.megatron.saved_schedule import group_values, settle_groups
 from mindspeed_core.megatron.tracker import TRACKER
+from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_core.megatron.vocabulary import settle_vocabulary
 from mindspeed_core.run import LoadInfo, Run, SaveInfo
 from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_core.terminal.foreign_text import emit
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
+_WITH_RECORD = ("torch", "torch_dist")
+"""Formats whose state holds plain values beside tensors."""
 FACTS, STATES = "mindspeed", "features"
 """Keys in Megatron-LM's state: what was active, as JSON, and the state of each feature."""
 
 
-@intercepts(run=True)
+@intercepts()
 def around_load_checkpoint(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Intercept ``load_checkpoint``."""
-    bound, run = arguments_of(original, args, named), now.run
+    bound = arguments_of(original, args, named)
+    model = next(iter(bound.arguments.values()))
+    chunks = list(model) if isinstance(model, (list, tuple)) else [model]
+    if not now.has_run:
+        # Megatron-LM validates without an optimizer.
+        begin_run(now, chunks)
+    if {id(unwrap(chunk)) for chunk in chunks} != {id(unwrap(chunk)) for chunk in now.run.model}:
+        # A teacher or a reference, which the script has beside the model that it trains.
+        now.model_compared = True
+        return original(*bound.args, **bound.kwargs)
+    run = now.run
     if now.wants("model_state"):
         # Weights that a feature leaves out are not in what is loaded; `check_loaded` looks for them.
         bound.arguments["strict"] = False
@@ -37,7 +63,9 @@ def around_load_checkpoint(now: PretrainCall, original: Callable[..., Any], *arg
         return original(*bound.args, **bound.kwargs)
     given = bound.arguments
     run.optimizer, run.scheduler = given["optimizer"], given["opt_param_scheduler"]
-    now.saved, now.restored = {}, {}
+    now.saved, now.restored, now.model_compared = {}, {}, False
+    now.groups = group_values(run.optimizer)
+    _check_schedule_flags(run.args)
     with now.calling("load_checkpoint", lambda: original(*bound.args, **bound.kwargs)) as call:
         info = run.loaded = _load(now, run)
     return call.result if call.made else (info.iteration, 0)
@@ -80,6 +108,8 @@ def load_checkpoint(session: Session, run: Run, source: str | None) -> LoadInfo:
         return LoadInfo(None)
     now.weights = None
     iteration, _ = call()
+    if iteration and not run.args.finetune:
+        _settle_schedule(now, run)
     if now.weights is not None:
         _count_loaded(now, run)
         check_loaded(run, now.weights, f"--load {run.args.load}")
@@ -88,15 +118,46 @@ def load_checkpoint(session: Session, run: Run, source: str | None) -> LoadInfo:
         session.collect("restore_checkpoint_state", run=run, state=now.restored)
     loaded = bool(iteration) or bool(now.saved) or bool(now.restored)
     kept = now.saved.get("features", ()) if args.finetune else ()
-    if kept and run.dist.rank == 0:
-        text = f"--finetune: the state of {', '.join(kept)} in {args.load} is not loaded"
-        print(f"mindspeed: {text}", flush=True)
+    if kept:
+        _say(run, f"--finetune: the state of {', '.join(kept)} in {args.load} is not loaded")
     return LoadInfo(
         _folder(args) or (Path(args.load) if loaded and args.load else None),
         iteration,
         args.consumed_train_samples,
         args.consumed_valid_samples,
     )
+
+
+def _check_schedule_flags(args: Any) -> None:
+    if (
+        getattr(args, "no_load_optim", False)
+        and getattr(args, "use_checkpoint_opt_param_scheduler", False)
+        and not args.finetune
+    ):
+        raise ArgumentError(
+            "--use-checkpoint-opt-param-scheduler",
+            None,
+            "Megatron-LM loads no schedule with --no-load-optim, so the learning rate starts anew",
+            "drop one of the two",
+        )
+
+
+def _settle_schedule(now: PretrainCall, run: Run) -> None:
+    """Bring groups of parameters and schedule together after a load, or say that both start anew."""
+    where = f"--load {run.args.load}"
+    if getattr(run.args, "no_load_optim", False):
+        _say(
+            run,
+            f"--no-load-optim: the schedule of {where} is not loaded either; the learning rate starts anew",
+        )
+        return
+    for note in settle_groups(run.optimizer, run.scheduler, now.groups, where):
+        _say(run, note)
+
+
+def _say(run: Run, text: str) -> None:
+    if run.dist.rank == 0:
+        emit(f"mindspeed: {text}")
 
 
 def _folder(args: Any) -> Path | None:
@@ -113,13 +174,13 @@ def _load_source(now: PretrainCall, run: Run, source: str) -> LoadInfo:
     before = dict(arguments)
     arguments.update(load=source, finetune=True, no_load_optim=True, no_load_rng=True)
     arguments.update(pretrained_checkpoint=None, ckpt_step=None)
-    now.source, now.weights = source, None
+    now.source, now.weights, now.model_compared = source, None, False
     try:
         load = import_module("megatron.training.checkpointing").load_checkpoint
         load(run.model, run.optimizer, run.scheduler)
         _count_loaded(now, run)
     finally:
-        now.source = None
+        now.source, now.model_compared = None, False
         arguments.clear()
         arguments.update(before)
     return LoadInfo(Path(source))
@@ -176,6 +237,8 @@ def around_generate_state_dict(
         # Weights alone, as Megatron-LM loads with --finetune.
         return state
     parts = feature_parts(run)
+    if not is_loading and args.ckpt_format in _WITH_RECORD:
+        state[STATES] = {KEY: describe_run(run).as_dict()}
     if not parts:
         return state
     if args.ckpt_format != "torch_dist":
@@ -184,14 +247,14 @@ def around_generate_state_dict(
             "checkpoints only; use --ckpt-format torch_dist"
         )
     if is_loading:
-        check_plan(session, now.saved.get("plan", {}))
+        check_plan(session, now.saved.get("plan", {}), str(_folder(args) or args.load))
         parts = {name: part for name, part in parts.items() if name in now.saved.get("features", ())}
     else:
         plan = session.plan.as_dict()
         plan.pop("arguments")
         state[FACTS] = json.dumps({"features": sorted(parts), "plan": plan}, sort_keys=True)
     if parts:
-        state[STATES] = parts
+        state[STATES] = {**state.get(STATES, {}), **parts}
     return state
 
 
@@ -231,5 +294,26 @@ def around_load_base_checkpoint(
         if FACTS in state and now.source is None:
             now.saved = json.loads(state[FACTS])
         if not named.get("rank0") and now.source is None:
-            now.restored = state.get(STATES) or {}
+            now.restored = {name: part for name, part in (state.get(STATES) or {}).items() if name != KEY}
+        if now.has_run and not now.model_compared:
+            now.model_compared = True
+            _compare_model(now, state)
     return result
+
+
+def _compare_model(now: PretrainCall, state: Mapping[str, Any]) -> None:
+    """Compare the model that a checkpoint was written with, before its weights are loaded."""
+    run, args = now.run, now.run.args
+    where = now.source or str(_folder(args) or args.load)
+    mine = describe_run(run)
+    saved = read_record((state.get(STATES) or {}).get(KEY), where)
+    if saved is None:
+        saved = from_arguments(vars(state.get("args") or Namespace()), mine)
+    resumes = run.optimizer is not None and not args.finetune and now.source is None
+    notes = check_model(now.session, saved, mine, where, resumes=resumes, with_facts=now.source is None)
+    rows = getattr(args, "padded_vocab_size", None)
+    notes += settle_vocabulary(
+        now.session, run.model, saved=softmax_size(saved), rows=rows, ids=None, where=where
+    )
+    for note in notes:
+        _say(run, note)

@@ -83,6 +83,13 @@ class CommandLine:
         self.parsed = flags.parse(self._argv)
         self._foreign = theirs
 
+    @property
+    def rewritten(self) -> list[str] | None:
+        """The arguments without flags that change nothing, and with translations; None where all stay."""
+        if self.parsed is None or self.wants_help or not self.parsed.flag_notes:
+            return None
+        return list(self.parsed.argv)
+
     def check(self) -> None:
         """Refuse what is wrong with our flags, and flags that nobody has.
 

@@ -76,7 +76,8 @@ def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
     def parse_args(
         extra_args_provider: Callable[..., Any] | None = None, ignore_unknown_args: bool = False
     ) -> Any:
-        line = CommandLine(sys.argv[1:], _installed_registry())
+        given = sys.argv
+        line = CommandLine(given[1:], _installed_registry())
 
         def provider(parser: Any) -> Any:
             if extra_args_provider is not None:
@@ -85,9 +86,15 @@ def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
             if not ignore_unknown_args and not line.wants_help:
                 with _reported():
                     line.check()
+            if line.rewritten is not None:
+                # The parser reads them next.
+                sys.argv = [given[0], *line.rewritten]
             return parser
 
-        args = original(provider, ignore_unknown_args)
+        try:
+            args = original(provider, ignore_unknown_args)
+        finally:
+            sys.argv = given
         line.fill(args)
         now = pretrain_call.find()
         if now is not None:

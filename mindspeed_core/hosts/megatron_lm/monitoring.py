@@ -13,6 +13,7 @@ from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, argumen
 from mindspeed_core.hosts.megatron_lm.step import LossNumbers
 from mindspeed_core.megatron.loss import on_every_stage
 from mindspeed_core.run import StepResult
+from mindspeed_core.terminal.foreign_text import emit
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -109,7 +110,7 @@ def _save_before_stopping(given: dict[str, Any], reason: str, run: Run) -> None:
     from megatron.training import training
 
     if run.dist.rank == 0:
-        print(f"mindspeed: stopping: {reason}", flush=True)
+        emit(f"mindspeed: stopping: {reason}")
     args, iteration = run.args, given["iteration"]
     just_saved = args.save_interval and iteration % args.save_interval == 0
     if args.save and not just_saved:

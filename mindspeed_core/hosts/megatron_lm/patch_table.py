@@ -24,6 +24,7 @@ _EMULATED = ("cpu",)
 _CUDA = ("cuda",)
 _TRAINING = "megatron.training.training:"
 _CHECKPOINTING = "megatron.training.checkpointing:"
+_LOADS = ("load", "pretrained_checkpoint")
 _GPT_MODEL = "megatron.core.models.gpt.gpt_model:GPTModel.__init__"
 _SCHEDULE = "megatron.core.pipeline_parallel.schedules:get_forward_backward_func"
 _HERE = "mindspeed_core.hosts.megatron_lm."
@@ -53,6 +54,7 @@ class Interception:
         unless: a stage whose own interception hands out the same; then this one is not needed.
         handed: an argument of the script's ``model_provider`` that makes this one unnecessary.
         models: the host itself needs it for models with all of these arguments set.
+        any_of: the host itself needs it in runs with one of these arguments.
     """
 
     stages: tuple[str, ...]
@@ -72,6 +74,7 @@ class Interception:
     unless: str = ""
     handed: str = ""
     models: tuple[str, ...] = ()
+    any_of: tuple[str, ...] = ()
 
     def patch(self) -> Patch:
         """Return the patch of the row."""
@@ -318,7 +321,8 @@ PATCHES = (
         _CHECKPOINTING + "load_checkpoint",
         "checkpoint:around_load_checkpoint",
         "load_checkpoint after_load_checkpoint checkpoint_state restore_checkpoint_state model_state",
-        "a run is loaded there",
+        "a run is loaded there, and its schedule from two places",
+        any_of=_LOADS,
     ),
     _row(
         _CHECKPOINTING + "save_checkpoint",
@@ -330,13 +334,15 @@ PATCHES = (
         _CHECKPOINTING + "generate_state_dict",
         "checkpoint:around_generate_state_dict",
         "checkpoint_state restore_checkpoint_state model_state",
-        "what is saved and the template of what is loaded both come from it",
+        "what is saved and the template of what is loaded both come from it; the model is described there",
+        any_of=("save",),
     ),
     _row(
         _CHECKPOINTING + "_load_base_checkpoint",
         "checkpoint:around_load_base_checkpoint",
-        "checkpoint_state restore_checkpoint_state",
-        "what was loaded passes through it",
+        "load_checkpoint checkpoint_state restore_checkpoint_state",
+        "what was loaded passes through it; its model is compared with the run's",
+        any_of=_LOADS,
     ),
     _row(
         _TRAINING + "build_train_valid_test_data_iterators",
@@ -457,6 +463,7 @@ def needed(
             or (row.features and any_feature)
             or (row.without_te and without_te)
             or (row.models and all(getattr(args, name, None) for name in row.models))
+            or any(getattr(args, name, None) for name in row.any_of)
         )
         if asked_for and row.unless not in stages and row.handed not in handed and _applies(row, args):
             found.setdefault(row.target, row)

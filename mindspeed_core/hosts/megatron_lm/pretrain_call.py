@@ -60,6 +60,8 @@ class PretrainCall:
         restored: the state of features that was loaded.
         source: folder whose weights are being loaded for a feature, None otherwise.
         weights: the weights that features chose for the load in progress.
+        model_compared: the model of the checkpoint that is being loaded was compared with the run's.
+        groups: constants of the optimizer's groups of parameters, as the flags give them.
         load_called: whether Megatron-LM came to its loading.
         test_iterators: iterators of the test split, to tell the splits apart.
         stages: what active features implement.
@@ -86,6 +88,8 @@ class PretrainCall:
         self.restored: dict[str, Any] = {}
         self.source: str | None = None
         self.weights: Selection | None = None
+        self.model_compared = False
+        self.groups: Sequence[dict[str, Any]] = ()
         self.load_called = False
         self.test_iterators: list[Any] = []
         self.stages: frozenset[str] = frozenset()

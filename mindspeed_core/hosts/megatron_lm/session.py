@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -20,6 +19,8 @@ from mindspeed_core.hosts.megatron_lm.without_te import TE_AND_APEX, apply_defau
 from mindspeed_core.megatron.environment import restore_attention_choice, set_device_connections
 from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
 from mindspeed_core.resolver.resolve import resolve
+from mindspeed_core.terminal.foreign_text import emit
+from mindspeed_core.upstream.notes import lines
 
 if TYPE_CHECKING:
     from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall
@@ -83,6 +84,7 @@ def _prepare(
     plan = resolve(
         registry, args, provenance=provenance, platform=name, host=NAME, left_out=line.parsed.left_out
     )
+    plan = replace(plan, flag_notes=line.parsed.flag_notes)
     features = [registry.features[feature].cls for feature in plan.names]
     # A dry run is followed at stages too.
     now.stages = _stages_of((*features, *extra_plugins, platform))
@@ -181,6 +183,8 @@ def _print_summary(session: Session, changed: Sequence[str], entries: Sequence[A
         _print(f"held back: {held.name}: {held.reason}")
     for note in plan.notes:
         _print(f"note: {note}")
+    for line in lines(plan.flag_notes, explain=getattr(session.args, "explain", False)):
+        _print(line)
     if changed:
         _print(f"not given and not installed, so set: {' '.join(changed)}")
     applied = [patch for patch in session.ledger.listing() if patch.kind != "setting"]
@@ -196,7 +200,7 @@ def _print_summary(session: Session, changed: Sequence[str], entries: Sequence[A
 
 
 def _print(text: str) -> None:
-    print(f"mindspeed: {text}", file=sys.stdout, flush=True)
+    emit(f"mindspeed: {text}")
 
 
 def _is_first_rank() -> bool:

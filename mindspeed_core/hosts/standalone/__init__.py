@@ -40,9 +40,14 @@ HOST = HostDeclaration(
     flags="mindspeed_core.hosts.standalone.flags:host_flags",
     stages=_STAGES,
     train="mindspeed_core.hosts.standalone.loop:train",
-    absent="mindspeed_core.megatron.megatron_lm_flags:why_absent",
     notes="mindspeed_core.megatron.expert_notes:notes",
+    completes=_HERE + "arguments.from_checkpoint:complete",
+    stand_downs=_HERE + "arguments.stand_downs:stand_down",
     commands={
+        "data": (
+            _HERE + "data.check_command:command",
+            "check tokenized datasets: data check PREFIX",
+        ),
         "inspect": (
             _HERE + "checkpoint.inspection:command",
             "show what a checkpoint holds and whether it is intact",

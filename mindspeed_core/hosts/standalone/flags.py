@@ -20,6 +20,7 @@ def host_flags() -> tuple[Flag, ...]:
         *_DATA,
         *_CHECKPOINT,
         *_MONITORING,
+        *_COLLECTIONS,
         *_FAULT_TOLERANCE,
         *MODEL_FLAGS,
     )
@@ -33,6 +34,10 @@ _PROCESS_GROUPS = grouped(
         aliases=("--disable-gloo-group",),
         inverts="enable_gloo_process_groups",
         help="Create no gloo groups beside those of the platform's backend.",
+    ),
+    Flag(
+        "--use-tp-pp-dp-mapping",
+        help="Number ranks tensor, context, pipeline, data parallel instead of data before pipeline.",
     ),
 )
 
@@ -59,6 +64,7 @@ _DATA = grouped(
     ),
     Flag("--split", type=str, default="969, 30, 1", help="Shares of train, validation and test."),
     Flag("--mock-data", help="Train on made-up samples."),
+    Flag("--allow-other-data", help="Resume although the training data are others than the checkpoint's."),
     Flag("--data-cache-path", type=str, per_rank=True, help="Folder of the index cache."),
     Flag(
         "--tokenizer-type",
@@ -79,8 +85,32 @@ _DATA = grouped(
         per_rank=True,
         help="A tokenizer.json (prepare-text makes one), a SentencePiece .model, or a folder with one.",
     ),
+    Flag(
+        "--eod-token",
+        type=str,
+        help="The tokenizer's token that ends documents, where it is none of the usual ones and no "
+        "tokenizer_config.json beside it names it.",
+    ),
     Flag("--vocab-file", type=str, per_rank=True, help="vocab.json of --tokenizer-type GPT2BPETokenizer."),
     Flag("--merge-file", type=str, per_rank=True, help="merges.txt of --tokenizer-type GPT2BPETokenizer."),
+    Flag(
+        "--padded-vocab-size",
+        type=int,
+        dest="asked_padded_vocab_size",
+        help="Pad the vocabulary to this size, instead of to a multiple.",
+    ),
+    Flag(
+        "--dataloader-type",
+        type=str,
+        choices=("single", "cyclic"),
+        default="single",
+        help="Read samples one behind the other, or in a new random order in each round through the data.",
+    ),
+    Flag(
+        "--no-data-sharding",
+        inverts="data_sharding",
+        help="With --dataloader-type cyclic, let all ranks share one order; else each has its own part.",
+    ),
     Flag("--num-workers", type=int, default=2, help="Data loading processes per rank."),
     *BATCH_FLAGS,
     Flag("--no-mmap-bin-files", inverts="mmap_bin_files", help="Read datasets without memory mapping."),
@@ -98,6 +128,15 @@ _CHECKPOINT = grouped(
     ),
     Flag("--save-interval", type=int, help="Steps between checkpoints."),
     Flag("--keep-last-n", type=int, help="Delete older checkpoints after a newer one is published."),
+    Flag(
+        "--save-retain-interval",
+        type=int,
+        help="Delete the checkpoint before a newer one, unless this divides its step.",
+    ),
+    Flag(
+        "--use-checkpoint-args",
+        help="Take what describes the model from the checkpoint of --load, where no flag says it.",
+    ),
     Flag("--no-save-optim", help="Save no optimizer state."),
     Flag("--no-save-rng", help="Save no random states."),
     Flag("--no-load-optim", help="Load no optimizer state."),
@@ -136,9 +175,25 @@ _CHECKPOINT = grouped(
         choices=("hash", "size", "off"),
         help="How files are checked against the manifest before loading.",
     ),
-    Flag("--trust-checkpoint", help="Load pickled objects that are not on the allow-list."),
+    Flag("--trust-checkpoint", help="Read classes that no checkpoint needs, as records without behaviour."),
 )
 
 _MONITORING = grouped("watching", *MONITORING_FLAGS)
+
+_COLLECTIONS = grouped(
+    "garbage collection",
+    Flag("--manual-gc", help="Collect garbage after the same steps on all ranks, and at no other time."),
+    Flag(
+        "--manual-gc-interval",
+        type=int,
+        default=0,
+        help="Steps between collections of --manual-gc; 0 for none but those around validations.",
+    ),
+    Flag(
+        "--no-manual-gc-eval",
+        inverts="manual_gc_eval",
+        help="With --manual-gc, do not collect around validations.",
+    ),
+)
 
 _FAULT_TOLERANCE = grouped("stopping and recovery", *FAULT_TOLERANCE_FLAGS)

@@ -15,6 +15,12 @@ from mindspeed_core.errors import annotate
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 from mindspeed_core.hosts.standalone.checkpoint.save_policy import SavePolicy, last_words
 from mindspeed_core.hosts.standalone.fault_tolerance import hang_watch, stopping
+from mindspeed_core.hosts.standalone.fault_tolerance.replica_check import check_replicas
+from mindspeed_core.hosts.standalone.manual_collection import (
+    collect_after_step,
+    collected_around_validation,
+    collecting_by_hand,
+)
 from mindspeed_core.hosts.standalone.monitoring.dry_run_log import STEPS, DryRunLog
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, announce, open_run_log
@@ -51,7 +57,7 @@ def train(session: Session) -> Run:
             words = partial(last_words, run)
             watched = nullcontext() if dry else hang_watch.watch(run, words)
             signals.enter_context(stopping.listen(run, words))
-            with watched, _setup_left_out_of_collections():
+            with watched, _setup_left_out_of_collections(), collecting_by_hand(run.args):
                 if run.args.skip_train:
                     _evaluate(run, log, "valid")
                     _evaluate(run, log, "test")
@@ -82,9 +88,12 @@ def _loop(run: Run, log: RunLog) -> None:
     last = args.train_iters
     if session.platform.dry_run:
         last = min(last, run.iteration + STEPS)
+    check_replicas(run)
     while run.iteration < last and not stop:
         saves.before_step()
         result = _step(run)
+        check_replicas(run)
+        collect_after_step(args, run.iteration)
         if run.iteration % args.log_interval == 0 or run.iteration == args.train_iters:
             log.step(session.call("log_step", run=run, result=result))
         if validates and run.iteration % args.eval_interval == 0:
@@ -111,7 +120,9 @@ def _step(run: Run) -> StepResult:
 
 def _evaluate(run: Run, log: RunLog, split: str) -> None:
     run.complete_parameters()
-    log.validation(run.iteration, run.session.call("evaluate", run=run, split=split), split)
+    with collected_around_validation(run.args):
+        losses = run.session.call("evaluate", run=run, split=split)
+    log.validation(run.iteration, losses, split)
 
 
 @contextmanager

@@ -41,7 +41,8 @@ def read_named_file(flag: str, path: str | Path, remedy: str) -> bytes:
             reason = f"has {status.st_size} bytes, more than {LARGEST} are not read"
             raise NamedFileError(flag, str(path), reason, remedy)
         with os.fdopen(descriptor, "rb", closefd=False) as stream:
-            return stream.read(LARGEST)
+            # A read takes as much memory as it asks for, however small the file is.
+            return stream.read(status.st_size)
     except OSError as error:
         raise _unreadable(flag, path, error, remedy) from error
     finally:

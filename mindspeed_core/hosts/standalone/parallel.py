@@ -76,7 +76,7 @@ def init_distributed(session: Session, args: Namespace, platform: Platform) -> D
 
 @hookimpl(trylast=True)
 def build_process_groups(session: Session, args: Namespace) -> ProcessGroupCollection:
-    """Build megatron-core's groups, in its default order tp-cp-ep-dp-pp."""
+    """Build megatron-core's groups, in its default order tp-cp-ep-dp-pp, or with data parallelism last."""
     # All ranks have met in this session: none of them still has to close the one before.
     look_for_unclean_ends()
     if groups_are_spoiled(_GROUPS):
@@ -90,6 +90,8 @@ def build_process_groups(session: Session, args: Namespace) -> ProcessGroupColle
             expert_model_parallel_size=args.expert_model_parallel_size,
             expert_tensor_parallel_size=args.expert_tensor_parallel_size,
             distributed_timeout_minutes=args.distributed_timeout_minutes,
+            num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
+            order="tp-cp-ep-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
             create_gloo_process_groups=args.enable_gloo_process_groups,
             **session.call("process_group_options", args=args),
         )

@@ -6,6 +6,7 @@ Usable without the loop: tests and benchmarks build a run and step it themselves
 from __future__ import annotations
 
 import gc
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,8 @@ from mindspeed_core.hosts.standalone.arguments.run_length import samples_wanted
 from mindspeed_core.hosts.standalone.arguments.sizes import check_weights_fit, exhausted
 from mindspeed_core.hosts.standalone.checkpoint import rng_state
 from mindspeed_core.hosts.standalone.checkpoint.content import LoadedBatch, layout_metadata
+from mindspeed_core.hosts.standalone.checkpoint.load import prepare_saving
+from mindspeed_core.hosts.standalone.checkpoint.locate import saved_vocabulary
 from mindspeed_core.hosts.standalone.checkpoint.saved_state import select_saved
 from mindspeed_core.hosts.standalone.data.open_iterators import OpenIterators
 from mindspeed_core.hosts.standalone.step import configure_for_training
@@ -26,6 +29,7 @@ from mindspeed_core.megatron.data_source import data_source
 from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.megatron.model_state import LoadedWeights, is_chosen
 from mindspeed_core.megatron.token_losses import pass_token_losses
+from mindspeed_core.megatron.vocabulary import Vocabulary, keep_vocabulary
 from mindspeed_core.run import Run
 from mindspeed_core.runtime.rank_check import check_ranks
 
@@ -67,6 +71,11 @@ def _build_model(session: Session) -> Run:
     check_weights_fit(session, args)
     pg = session.call("build_process_groups", args=args, dist_info=info)
     session.call("seed_everything", args=args, pg=pg)
+    if args.save and not session.platform.dry_run:
+        # A run that is just ending may publish another checkpoint until this one owns the folder.
+        will_save = session.mode != "inference" and not args.skip_train
+        prepare_saving(session, args, will_save=will_save)
+    kept = _keep_vocabulary(session, args)
     config = session.call("build_transformer_config", args=args)
     try:
         model = session.call("build_model", args=args, config=config, pg=pg)
@@ -75,6 +84,8 @@ def _build_model(session: Session) -> Run:
         if explained is None:
             raise
         raise explained from error
+    if kept is not None:
+        keep_vocabulary(session, model, kept)
     session.check_placements()
     settle_model(session, model, config)
     run = Run(session=session, args=args, config=config, pg=pg, dist=info, model=model)
@@ -82,6 +93,22 @@ def _build_model(session: Session) -> Run:
     run.tokenizer = session.state(BuiltTokenizer).tokenizer
     run.boundary = session.call("boundary_schema", args=args, config=config)
     return run
+
+
+def _keep_vocabulary(session: Session, args: Namespace) -> int | None:
+    """Give the model at least the rows of the checkpoint that is going to be loaded.
+
+    Returns:
+        How many of them take part in the softmax, None for all.
+    """
+    session.state(Vocabulary).kept = None
+    saved = None if session.platform.dry_run else saved_vocabulary(session, args)
+    if saved is None or saved < args.vocab_size:
+        return None
+    if saved > args.padded_vocab_size:
+        size = args.tensor_model_parallel_size
+        args.padded_vocab_size = -(-saved // size) * size
+    return saved if saved < args.padded_vocab_size else None
 
 
 def _build_optimizer(run: Run) -> None:

@@ -65,6 +65,7 @@ def run_schedule(
             forward_only=forward_only,
             **boundary_options(run, run.args, run.config),
         )
+    bad_steps.look_at_losses(run)
     return reports
 
 

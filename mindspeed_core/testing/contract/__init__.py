@@ -8,6 +8,6 @@ features (`features`) and trainings with them (`sessions`).
 from __future__ import annotations
 
 from mindspeed_core.testing.contract.checks import all_checks, contract_checks
-from mindspeed_core.testing.contract.rules import Check, Contract, Violation
+from mindspeed_core.testing.contract.rules import Check, Contract, NewerRuleWarning, Violation
 
-__all__ = ["Check", "Contract", "Violation", "all_checks", "contract_checks"]
+__all__ = ["Check", "Contract", "NewerRuleWarning", "Violation", "all_checks", "contract_checks"]

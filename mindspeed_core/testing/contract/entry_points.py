@@ -47,18 +47,19 @@ HEAVY = ("torch", "torch_npu", "megatron.core", "numpy", "pluggy", "triton")
 
 def checks(contract: Contract) -> list[Check]:
     """Return the checks of this module."""
-    found = [Check(name, contract.dist, partial(hold, rule, contract)) for name, rule in RULES.items()]
+    keep = partial(hold, written_for=contract.written_for)
+    found = [Check(name, contract.dist, partial(keep, rule, contract)) for name, rule in RULES.items()]
     for group, name, rule in (
         (PLATFORMS, "platform-declared", _platform),
         (HOSTS, "host-declared", _host),
     ):
         found += [
-            Check(name, source.name, partial(hold, rule, contract, source.name))
+            Check(name, source.name, partial(keep, rule, contract, source.name))
             for source in contract.sources(group)
         ]
     for group, program in ((COMMANDS, ""), (TRAIN_COMMANDS, "mindspeed-train ")):
         found += [
-            Check("command-declared", program + source.name, partial(hold, _command, contract, source, group))
+            Check("command-declared", program + source.name, partial(keep, _command, contract, source, group))
             for source in contract.sources(group)
         ]
     return found

@@ -18,31 +18,27 @@ from mindspeed_core.discovery.spelling import guess
 from mindspeed_core.feature import Conflict, Requirement, Scenario
 from mindspeed_core.flags.announced import flag_owners
 from mindspeed_core.flags.flag_set import FlagSet, flag_set
-from mindspeed_core.hooks.versions import parsed
 from mindspeed_core.registry import FeatureRecord, RegistryError
 from mindspeed_core.resolver.asking import failure
 from mindspeed_core.resolver.plan import Plan, PlanError, Problem
 from mindspeed_core.resolver.resolve import resolve
-from mindspeed_core.testing.contract.rules import Check, Contract, hold
+from mindspeed_core.testing.contract.flags_read import FLAGS_READ, unread_flags
+from mindspeed_core.testing.contract.rules import FIRST, PROOFS, Check, Contract, Wrong, hold
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
-
-_RESUME_PROOFS_SINCE = (1, 1)
-"""Version of the hook interface whose features prove that they resume; older ones cannot know of it."""
+from mindspeed_core.upstream.table import is_judged
 
 
 def checks(contract: Contract) -> list[Check]:
     """Return the checks of this module."""
-    contract.left_out += [
-        f"feature {record.cls.name}: resuming; no proof has resume=, which hook interface "
-        f"{'.'.join(map(str, _RESUME_PROOFS_SINCE))} demands"
-        for record in contract.features()
-        if _lacks_resume_proof(record) and parsed(record.hook_api) < _RESUME_PROOFS_SINCE
-    ]
     return [
-        Check(name, record.cls.name, partial(hold, rule, contract, record))
+        Check(
+            name,
+            record.cls.name,
+            partial(hold, rule, contract, record, written_for=record.hook_api, since=since),
+        )
         for record in contract.features()
-        for name, rule in RULES.items()
+        for name, (rule, since) in RULES.items()
     ]
 
 
@@ -120,7 +116,7 @@ def _names_known(contract: Contract, record: FeatureRecord) -> Iterator[str]:
 
 def _flag_known(contract: Contract, flags: FlagSet, option: str) -> bool:
     known = option in flags or option in flag_owners() or option in contract.registry.broken_flags
-    return known or bool(contract.registry.why_absent(DEFAULT_HOST, option))
+    return known or is_judged(option)
 
 
 def _options(flags: FlagSet) -> Iterable[str]:
@@ -137,11 +133,12 @@ def _patches(contract: Contract, record: FeatureRecord) -> Iterator[str]:
             )
 
 
-def _proofs(contract: Contract, record: FeatureRecord) -> Iterator[str]:
+def _proofs(contract: Contract, record: FeatureRecord) -> Iterator[str | Wrong]:
     """Check that it has proofs, and that each has the feature on the sides that it says."""
     feature = record.cls
     if not feature.verify:
-        yield "it carries no proof: verify = (Scenario(…),); users run it with mindspeed-features verify"
+        lacks = "it carries no proof: verify = (Scenario(…),); users run it with mindspeed-features verify"
+        yield Wrong(lacks, PROOFS)
     for name, count in Counter(scenario.name for scenario in feature.verify).items():
         if count > 1:
             yield f"{count} of its proofs are called {name!r}"
@@ -152,7 +149,10 @@ def _proofs(contract: Contract, record: FeatureRecord) -> Iterator[str]:
             if plan is None:
                 yield f"{where}: {'; '.join(str(problem).splitlines()[0] for problem in problems)}"
             elif (feature.name in plan) is not wanted:
-                yield f"{where}: the feature is {'not ' if wanted else ''}active with {' '.join(flags)!r}"
+                found = f"{where}: the feature is {'not ' if wanted else ''}active with {' '.join(flags)!r}"
+                on_both = side == "baseline" and not wanted
+                way = "; say so with same_feature=True where it is meant to be on both sides"
+                yield Wrong(found + way, PROOFS) if on_both else found
 
 
 def _answers(contract: Contract, record: FeatureRecord) -> Iterator[str]:
@@ -199,17 +199,13 @@ def _unasked(record: FeatureRecord, args: Namespace) -> Iterator[str]:
 
 
 def _resumed(contract: Contract, record: FeatureRecord) -> Iterator[str]:
-    """Check that a proof continues from a checkpoint, in packages for hook interface 1.1 or later."""
-    if _lacks_resume_proof(record) and parsed(record.hook_api) >= _RESUME_PROOFS_SINCE:
+    """Check that a proof continues from a checkpoint."""
+    trains = "train" in record.cls.modes and bool(record.cls.verify)
+    if trains and not any(scenario.resume is not None for scenario in record.cls.verify):
         yield (
             "no proof saves, resumes and continues in another layout: Scenario('resume', flags=…, "
             "resume=Resume(flags=…, world_size=…)) among verify"
         )
-
-
-def _lacks_resume_proof(record: FeatureRecord) -> bool:
-    trains = "train" in record.cls.modes and bool(record.cls.verify)
-    return trains and not any(scenario.resume is not None for scenario in record.cls.verify)
 
 
 def _conflicts(contract: Contract, record: FeatureRecord) -> Iterator[str]:
@@ -275,14 +271,16 @@ def _plan(contract: Contract, command: Sequence[str]) -> tuple[Plan | None, tupl
     return plan, ()
 
 
-RULES: dict[str, Callable[[Contract, FeatureRecord], Iterator[str]]] = {
-    "page": _page,
-    "flags-documented": _flags_documented,
-    "platforms-known": _platforms_known,
-    "names-known": _names_known,
-    "patches-stated": _patches,
-    "proofs-stated": _proofs,
-    "answers": _answers,
-    "resume-proved": _resumed,
-    "conflicts-resolvable": _conflicts,
+RULES: dict[str, tuple[Callable[[Contract, FeatureRecord], Iterator[str | Wrong]], str]] = {
+    "page": (_page, FIRST),
+    "flags-documented": (_flags_documented, FIRST),
+    "flags-read": (unread_flags, FLAGS_READ),
+    "platforms-known": (_platforms_known, FIRST),
+    "names-known": (_names_known, FIRST),
+    "patches-stated": (_patches, FIRST),
+    "proofs-stated": (_proofs, FIRST),
+    "answers": (_answers, PROOFS),
+    "resume-proved": (_resumed, PROOFS),
+    "conflicts-resolvable": (_conflicts, FIRST),
 }
+"""The rules of features, each with the hook interface whose packages are held to it."""

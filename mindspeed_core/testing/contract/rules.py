@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
@@ -19,12 +20,35 @@ from mindspeed_core.discovery.entry_points import (
 )
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Feature, Scenario
+from mindspeed_core.hooks.versions import API_VERSION, parsed
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.registry import FeatureRecord, Registry
+
+FIRST = "1.0"
+"""The hook interface whose contract every package is held to."""
+PROOFS = "1.1"
+"""The one since which proofs say what sides do not share, methods answer anywhere, roles are stated."""
 
 
 class Violation(AssertionError):
     """A plugin does not keep a rule of the contract; the message says what to change."""
+
+
+class NewerRuleWarning(UserWarning):
+    """A plugin does not keep a rule that is newer than the hook interface it was written for."""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Something that a rule found.
+
+    Attributes:
+        text: one sentence that says what to change.
+        since: the hook interface whose packages are held to it.
+    """
+
+    text: str
+    since: str = FIRST
 
 
 @dataclass(frozen=True)
@@ -50,11 +74,32 @@ class Check:
         return f"{self.rule}[{self.subject}]"
 
 
-def hold(rule: Callable[..., Iterator[str]], *subjects: object) -> None:
-    """Raise one `Violation` with every sentence of a rule, where it has any."""
-    wrong = list(rule(*subjects))
-    if wrong:
-        raise Violation("\n".join(wrong))
+def hold(
+    rule: Callable[..., Iterator[str | Wrong]], *subjects: object, written_for: str, since: str = FIRST
+) -> None:
+    """Raise one `Violation` with everything that a rule finds; warn of what only newer packages are held to.
+
+    Args:
+        rule: what yields a sentence, or a `Wrong` with a version of its own.
+        subjects: its arguments.
+        written_for: the hook interface that the package was written for.
+        since: that of plain sentences.
+
+    Raises:
+        Violation: the package does not keep what its hook interface demands.
+    """
+    wrong = [item if isinstance(item, Wrong) else Wrong(item, since) for item in rule(*subjects)]
+    newer = [item for item in wrong if parsed(item.since) > parsed(written_for)]
+    for item in newer:
+        warnings.warn(
+            NewerRuleWarning(
+                f"{item.text} (a rule for packages of hook interface {item.since} or later; this one is for "
+                f"{written_for})"
+            ),
+            stacklevel=2,
+        )
+    if len(newer) < len(wrong):
+        raise Violation("\n".join(item.text for item in wrong if item not in newer))
 
 
 @dataclass
@@ -101,6 +146,12 @@ class Contract:
     def features(self) -> list[FeatureRecord]:
         """Return the sound features of the distribution."""
         return [record for record in self.registry.features.values() if record.dist == self.dist]
+
+    @property
+    def written_for(self) -> str:
+        """Return the hook interface that the distribution was written for; the newest without features."""
+        stated = {record.hook_api for record in self.features()}
+        return max(stated, key=parsed, default=API_VERSION)
 
     def sources(self, group: str) -> list[Source]:
         """Return its entry points of a group."""

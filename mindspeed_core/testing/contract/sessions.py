@@ -19,8 +19,9 @@ from mindspeed_core.discovery.slots import claimed_roles, roles_meet
 from mindspeed_core.discovery.spelling import guess
 from mindspeed_core.feature import Feature, Scenario
 from mindspeed_core.platforms.platform import Availability, Place, Platform
+from mindspeed_core.registry import FeatureRecord
 from mindspeed_core.runtime.placements import Roles
-from mindspeed_core.testing.contract.rules import Check, Contract, Violation
+from mindspeed_core.testing.contract.rules import PROOFS, Check, Contract, Violation, Wrong, hold
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
 from mindspeed_core.testing.worlds import WorldError, run_world
@@ -93,7 +94,17 @@ def checks(contract: Contract) -> list[Check]:
             for side in group
         ]
         found += [
-            Check("roles-stated", record.cls.name, partial(_roles_stated, contract, record.cls, sessions))
+            Check(
+                "roles-stated",
+                record.cls.name,
+                partial(
+                    hold,
+                    _roles_stated,
+                    *(contract, record.cls, sessions),
+                    written_for=record.hook_api,
+                    since=PROOFS,
+                ),
+            )
             for side in group
             if (record := contract.registry.features[side.subject]).cls.places_modules
             or "build_layer_spec" in record.cls.hooks()
@@ -102,7 +113,11 @@ def checks(contract: Contract) -> list[Check]:
     here = contract.platform
     for record in contract.features() if contract.proofs else ():
         found += [
-            Check("proof", f"{record.cls.name}, {scenario.name}", partial(_proof, record.cls, scenario, here))
+            Check(
+                "proof",
+                f"{record.cls.name}, {scenario.name}",
+                partial(hold, _proof, record, scenario, here, written_for=record.hook_api),
+            )
             for scenario in contract.runs_here(record.cls)
         ]
     return found
@@ -242,7 +257,7 @@ def _closes_clean(sessions: _Sessions, subject: str) -> None:
         )
 
 
-def _roles_stated(contract: Contract, feature: type[Feature], sessions: _Sessions) -> None:
+def _roles_stated(contract: Contract, feature: type[Feature], sessions: _Sessions) -> Iterator[str]:
     """Check that the plan knows the modules a feature replaces: by a slot, or by their roles."""
     roles, slots = sessions[feature.name].roles, contract.registry.slots
     claimed = claimed_roles(feature, slots)
@@ -263,8 +278,7 @@ def _roles_stated(contract: Contract, feature: type[Feature], sessions: _Session
         meant = guess(role.rpartition(".")[2], roles.there)
         if role.rpartition(".")[2] not in roles.there and meant:
             wrong.append(f"it says that it replaces the role {role!r}, which the model lacks{meant}")
-    if wrong:
-        raise Violation("\n".join(dict.fromkeys(wrong)))
+    yield from dict.fromkeys(wrong)
 
 
 def _platform_checks(contract: Contract) -> Iterator[Check]:
@@ -302,10 +316,12 @@ def _platform_trains(sessions: _Sessions, name: str) -> None:
         raise Violation("\n".join(report.wrong))
 
 
-def _proof(feature: type[Feature], scenario: Scenario, platform: str) -> None:
+def _proof(record: FeatureRecord, scenario: Scenario, platform: str) -> Iterator[str | Wrong]:
     """Check that the proof passes on this machine."""
     from mindspeed_core.testing.verify import verify
 
-    verdict = verify(feature, scenario, platform=platform)
+    verdict = verify(record.cls, scenario, platform=platform, hook_api=record.hook_api)
     if not verdict.passed:
-        raise Violation(str(verdict))
+        yield str(verdict)
+    for remark in verdict.remarks:
+        yield Wrong(f"{record.cls.name} / {scenario.name}: {remark}", PROOFS)

@@ -77,10 +77,6 @@ def plan(*flags):
             ["--context-parallel-kv-cache-policy", "half", "--context-parallel-algo", "kvallgather_cp_algo"],
             "kvallgather_cp_algo fetches keys again",
         ),
-        (
-            ["--context-parallel-kv-cache-policy", "full", "--recompute-granularity", "selective"],
-            "keeps what --recompute-granularity selective of attention throws away",
-        ),
         (["--use-ulysses-allgather-kv"], "--use-ulysses-allgather-kv needs ulysses_cp_algo"),
         (["--cp-fetch-head-groups", "2"], "megatron_cp_algo does not fetch"),
         (["--cp-fetch-head-groups", "0"], "--cp-fetch-head-groups must be at least 1, got 0"),
@@ -96,14 +92,14 @@ def test_what_cannot_work_is_refused_with_the_numbers(flags, message):
 @pytest.mark.parametrize(
     ("flags", "note"),
     [
-        (("--ulysses-degree-in-cp", "2"), "--ulysses-degree-in-cp 2 changes nothing with megatron_cp_algo"),
+        (("--ulysses-degree-in-cp", "2"), "--ulysses-degree-in-cp 2 has no effect: megatron_cp_algo"),
         (
             ("--use-cp-send-recv-overlap", "--context-parallel-algo", "adaptive_cp_algo"),
-            "--use-cp-send-recv-overlap changes nothing with adaptive_cp_algo, which has no ring",
+            "--use-cp-send-recv-overlap has no effect: adaptive_cp_algo has no ring",
         ),
         (
             ("--use-fused-ring-attention-update", "--context-parallel-algo", "kvallgather_cp_algo"),
-            "--use-fused-ring-attention-update changes nothing with kvallgather_cp_algo",
+            "--use-fused-ring-attention-update has no effect: kvallgather_cp_algo",
         ),
     ],
 )
@@ -216,3 +212,9 @@ ALWAYS = ("fetched", "context-parallel-tp2-sp", "documents-fetched", "fused", "c
 def test_every_proof_holds(feature, scenario):
     verdict = verify(feature, scenario, platform="cpu")
     assert verdict.passed, verdict
+
+
+def test_what_is_kept_for_backward_stands_down_where_attention_is_computed_again():
+    policy = ("--context-parallel-kv-cache-policy", "full")
+    made = plan("--context-parallel-size", "8", *policy, "--recompute-granularity", "selective")
+    assert any("computes attention again" in note.text for note in made.notes)

@@ -329,7 +329,7 @@ def test_the_flag_forces_a_backend_until_the_session_closes():
     [
         ("swiglu", "is not OP=BACKEND"),
         ("swigloo=reference", "no operator 'swigloo'"),
-        ("swiglu=magic", "swiglu has no backend 'magic'; there are compiled, fused, npu, reference"),
+        ("swiglu=magic", "no backend 'magic'; there are compiled, fused, liger, npu, reference, triton"),
     ],
 )
 def test_a_choice_that_cannot_be_is_refused_with_the_flag(text, message):

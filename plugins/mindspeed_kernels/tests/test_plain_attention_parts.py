@@ -11,6 +11,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.utils import attention_mask_func
 
 from mindspeed_core.activation import activate
+from mindspeed_core.errors import UserError
 from mindspeed_kernels.modules.cross_entropy import calculate_predicted_logits
 from mindspeed_kernels.modules.masked_softmax import MaskedSoftmax
 from mindspeed_kernels.modules.triangle_attention import TriangleCoreAttention
@@ -111,8 +112,8 @@ def test_the_module_of_triangle_attention_merges_heads():
         ({"attention_mask": None, "attn_mask_type": AttnMaskType.no_mask}, "of kind"),
     ],
 )
-def test_the_module_of_triangle_attention_is_causal_only(arguments, message):
-    with pytest.raises(ValueError, match=f"--triangle-attn.*{message}"):
+def test_the_module_of_triangle_attention_is_causal_only_in_training(arguments, message):
+    with pytest.raises(UserError, match=f"--triangle-attn.*{message}"):
         triangle()(*heads(6), **arguments)
     with pytest.raises(ValueError, match=r"--triangle-attn.*window_size is \(3, 0\)"):
         triangle(window_size=(3, 0))

@@ -16,7 +16,6 @@ BF16, FLASH = ("--bf16",), ("--use-flash-attn",)
 UNIFORM = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 SELECTIVE = ("--recompute-granularity", "selective", "--recompute-modules")
 FP8 = ("--fp8-format", "hybrid")
-GRAPHS = ("--cuda-graph-impl", "local")
 LAYERS = ("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "1")
 ACTIVATION, NORM = "--recompute-activation-function", "--recompute-norm"
 PER_RANK, ADVANCE, BUBBLE = (
@@ -46,13 +45,11 @@ EXCLUDED = [
     (ACTIVATION, DENSE, (*BF16, DENSE, "level0"), "slot mlp-forward"),
     (ACTIVATION, COMPRESS, (*BF16, COMPRESS, "0"), "dropped would be compressed first"),
     (ACTIVATION, "--fp8-format", FP8, "state of their own"),
-    (ACTIVATION, "--cuda-graph-impl", GRAPHS, "captured graph"),
     (NORM, "--recompute-method", UNIFORM, "no layer is left"),
     (NORM, "--recompute-modules layernorm", (*SELECTIVE, "layernorm"), "redundant"),
     (NORM, COMPRESS, (*BF16, COMPRESS, "0"), "dropped would be compressed first"),
     (NORM, "--fp8-format", FP8, "state of their own"),
-    (NORM, "--cuda-graph-impl", GRAPHS, "captured graph"),
-    (PER_RANK, "--recompute-method", UNIFORM, "uniform recomputes all of them"),
+    (PER_RANK, "--recompute-method", UNIFORM, "there is no number to count"),
     (BUBBLE, "--recompute-granularity", (*INTERLEAVED, *LAYERS), "both say what is computed again"),
     (BUBBLE, "--recompute-granularity", (*INTERLEAVED, *SELECTIVE, "core_attn"), "both say what"),
     (BUBBLE, ATTENTION, (*INTERLEAVED, *FLASH, ATTENTION), "put away at once"),
@@ -72,13 +69,10 @@ EXCLUDED = [
     (REUSE, "--bf16", ("--fp16",), "upper half of a float32 number"),
     (REUSE, "--use-torch-fsdp2", (*BF16, "--use-torch-fsdp2"), "as parts of its own"),
     (RELEASE, "--optimizer", (*BF16, "--grad-reduce-in-bf16", "--optimizer", "sgd"), "update is AdamW's"),
-    (ATTENTION, "--use-flash-attn", (), "scores of all pairs of tokens"),
     (ATTENTION, INPUT, (*FLASH, *LAYERS, INPUT), "slot saved-tensors"),
     (ATTENTION, PLANS[1], (*FLASH, PLANS[1], "decoder.layers.{*}"), "slot saved-tensors"),
     (ATTENTION, COMPRESS, (*FLASH, *BF16, COMPRESS, "0"), "slot saved-tensors"),
     (ATTENTION, DENSE, (*FLASH, *BF16, DENSE, "level0"), "slot saved-tensors"),
-    (ATTENTION, "--cpu-offloading", (*FLASH, "--cpu-offloading"), "moves the same tensors"),
-    (ATTENTION, "--cuda-graph-impl", (*FLASH, *GRAPHS), "captured graph"),
     (INPUT, "--recompute-granularity", (), "computed again whose input"),
     (INPUT, "--distribute-saved-activations", (*LAYERS, "--distribute-saved-activations"), "cuts the inputs"),
     (SWAP, VIRTUAL, (*BF16, VIRTUAL, "all"), "slot optimizer-state"),

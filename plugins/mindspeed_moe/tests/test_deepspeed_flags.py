@@ -109,14 +109,14 @@ def test_what_cannot_work_is_refused_with_the_way_out(flags, message):
 @pytest.mark.parametrize(
     ("flags", "note"),
     [
-        ((*DEEPSPEED, "--enable-token-rearrange-opt"), "--enable-token-rearrange-opt changes nothing"),
+        ((*DEEPSPEED, "--enable-token-rearrange-opt"), "--enable-token-rearrange-opt has no effect"),
         (NO_DROP, "megatron-core's dropless layer but for the balance loss"),
         ((*DEEPSPEED, *FACTOR, "0.5"), "0.5 is decided by each rank on its tokens"),
         ((*PADDED, "--moe-use-sinkhorn"), "--moe-use-sinkhorn balances the tokens of a rank"),
-        (("--moe-dropless",), "--moe-dropless changes nothing"),
+        (("--moe-dropless",), "--moe-dropless has no effect"),
         (
             (*DEEPSPEED, *PIPE, "--num-experts", "2"),
-            "--use-pipe-experts changes nothing, a rank has one expert and one slice",
+            "--use-pipe-experts has no effect: a rank has one expert and one slice",
         ),
     ],
 )

@@ -259,7 +259,7 @@ def test_every_host_takes_the_flags_and_says_which_change_nothing(host, flag):
     made, _ = plan_for([*MODEL[2:], *EP2, *PAIRED, flag], platform="cpu", host=host, registry=INSTALLED)
     assert ForwardBackwardOverlap.name in made.names
     (said,) = made.notes
-    assert f"{flag} changes nothing, probabilities are applied before" in str(said)
+    assert f"{flag} has no effect: probabilities are applied before" in str(said)
 
 
 def test_virtual_stages_and_smaller_experts_in_memory_are_taken():

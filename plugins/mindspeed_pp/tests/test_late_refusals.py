@@ -9,6 +9,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from trained import set_up
 
 from mindspeed_core.errors import SessionError, UserError
+from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_core.testing import run_world
 from mindspeed_pp.engine import Engine, EngineState
 from mindspeed_pp.plan import Plan
@@ -27,6 +28,9 @@ def without_splittable_linears():
         attention, dense = spec.submodules.self_attention, spec.submodules.mlp
         attention.submodules.linear_qkv = attention.submodules.linear_proj = Whole
         dense.submodules.linear_fc1 = dense.submodules.linear_fc2 = Whole
+        editor = SpecEditor(spec, owner="acme-whole")
+        editor.replace("fc2", Whole)
+        spec = editor.spec
         with pytest.raises(UserError) as error:
             place_later_linears(run.session, spec, "test")
         return str(error.value)
@@ -36,7 +40,9 @@ def test_a_model_without_splittable_linears_is_refused_with_their_names():
     (said,) = run_world(without_splittable_linears, 1)
     assert said == (
         "--pipeline-schedule: it computes gradients of weights apart, and no linear of this model can "
-        "(Whole); use --transformer-impl local, or 1f1b or interleaved"
+        "(Whole, Whole of acme-whole). Use --transformer-impl local, or the schedule 1f1b or interleaved, or "
+        "drop the feature that put them there; a module around a linear says with wraps which argument holds "
+        "it"
     )
 
 

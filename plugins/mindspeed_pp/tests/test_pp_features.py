@@ -189,10 +189,6 @@ def test_experts_that_keep_their_weight_gradients_are_named(grouped):
         ((*PP2, "--pp-schedule-list", "[1]"), "is no JSON with a list of passes for each stage"),
         ((*PP2, "--pp-schedule-list", '{"stage0": ["F0", "B0"], "stage1": ["B0", "F0"]}'), "waits"),
         ((*PP2, "--automated-pipeline-perf", *scheduled("zb-h1")), "sizes are searched for 1f1b"),
-        (
-            (*PP2, "--use-multiparameter-pipeline-model-parallel"),
-            "which tensors? add --pipeline-tensor-shapes",
-        ),
         ((*PP2, "--pipeline-tensor-shapes", "[]"), "without --use-multiparameter-pipeline-model-parallel"),
         (
             (*PP2, "--use-multiparameter-pipeline-model-parallel", "--pipeline-tensor-shapes", "[]"),
@@ -211,10 +207,6 @@ def test_experts_that_keep_their_weight_gradients_are_named(grouped):
         (
             (*PP2, *scheduled("zb-h1"), "--pipeline-memory-limit", "1"),
             "rank 0 keeps 2 micro-batches alive, and the limit is 1",
-        ),
-        (
-            (*PP2, *scheduled("zb-h1"), "--transformer-impl", "transformer_engine"),
-            "linears of TransformerEngine compute weight gradients with those of their inputs",
         ),
         ((*PP2, "--pipeline-schedule-file", "/nowhere"), "/nowhere: cannot be read"),
         ((*PP2, *scheduled("auto"), "--pipeline-times-from", "/nowhere"), "/nowhere: cannot be read"),
@@ -248,18 +240,6 @@ def test_experts_that_keep_their_weight_gradients_are_named(grouped):
             "--pipeline-recompute with --moe-router-load-balancing-type global_aux_loss: it sums the tokens",
         ),
         ((*PP2, *scheduled("1f1b"), "--use-megatron-fsdp"), "its hooks expect the order of autograd"),
-        (
-            (*PP2, *scheduled("1f1b"), "--num-microbatches-with-partial-activation-checkpoints", "1"),
-            "it counts micro-batches of megatron-core's own schedules",
-        ),
-        (
-            (*PP2, *scheduled("1f1b"), "--defer-embedding-wgrad-compute"),
-            "only megatron-core's schedules compute the output layer's weight gradient at the end",
-        ),
-        (
-            (*PP2, *scheduled("zb-h1"), "--cuda-graph-impl", "local"),
-            "a captured backward pass computes weight gradients at once",
-        ),
         ((*PP2, *scheduled("zbv"), "--decoder-first-pipeline-num-layers", "1"), "are on one rank"),
         ((*PP2, *scheduled("zbv"), "--account-for-loss-in-pipeline-split"), "are on one rank"),
         (
@@ -298,7 +278,6 @@ def test_keys_of_positions_are_refused_in_formats_of_megatron_lm_without_them():
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--fine-grained-activation-offloading", "it expects megatron-core's order of micro-batches"),
         ("--hybrid-context-parallel", "it has another schedule"),
     ],
 )

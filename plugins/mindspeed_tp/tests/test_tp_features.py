@@ -156,11 +156,11 @@ def test_what_cannot_work_is_refused_with_the_way_out(flags, message):
 @pytest.mark.parametrize(
     ("flags", "note"),
     [
-        ((*COC, "2"), "changes nothing with --tensor-model-parallel-size 1"),
+        ((*COC, "2"), "no effect: there is no communication to hide with --tensor-model-parallel-size 1"),
         ((*TP2, "--use-ascend-coc", "--coc-fused-kernel"), "rows are worked on in 4 parts"),
         ((*TP2, "--use-ascend-mc2"), "no kernel that communicates"),
         (("--use-distributed-optimizer", "--disable-gloo-group"), "only formats that gather its state"),
-        (("--mlp-layer-fusion",), "--mlp-layer-fusion is native"),
+        (("--mlp-layer-fusion",), "--mlp-layer-fusion has no effect"),
         (
             grid(1, 4),
             "communicates more than one dimension, in units of the hidden state per layer: 4x1 3.000",

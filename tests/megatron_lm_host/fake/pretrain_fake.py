@@ -39,6 +39,7 @@ def gpt_builder(args, pre_process, post_process, vp_stage=None, config=None, pg_
         post_process=post_process,
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
         position_embedding_type=args.position_embedding_type,
+        rotary_base=args.rotary_base,
         vp_stage=vp_stage,
         pg_collection=pg_collection,
     )

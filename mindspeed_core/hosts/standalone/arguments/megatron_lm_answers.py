@@ -1,22 +1,24 @@
-"""Answers for each training flag of Megatron-LM: supported, refused with the reason, not applicable.
+"""Answers for each training flag of Megatron-LM: used, noted, translated or refused, with the reason.
 
-A flag that the host has is supported unless `refusals` refuses it whatever its value; for every other one
-`mindspeed_core.megatron.megatron_lm_flags` has the reason. Torch-free.
+A flag that the host has is used, unless `refusals` says something of it whatever its value; for every other
+one `mindspeed_core.upstream` has the verdict. Torch-free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.hosts.standalone.arguments.refusals import REFUSALS, Refusal
-from mindspeed_core.megatron.megatron_lm_flags import REFUSED, megatron_lm_flags, rule_for
+from mindspeed_core.megatron.megatron_lm_flags import megatron_lm_flags
+from mindspeed_core.upstream.table import VERDICTS
+from mindspeed_core.upstream.translations import TRANSLATIONS
+from mindspeed_core.upstream.verdicts import NOTED, REFUSED, TRANSLATED, USED
 
 if TYPE_CHECKING:
     from mindspeed_core.feature import Flag
 
-SUPPORTED = "supported"
 ALWAYS = "Accepted; "
 """The beginning of the help of a flag that changes nothing: its behaviour is the default."""
 
@@ -27,8 +29,8 @@ class Answer:
 
     Attributes:
         option: the flag's first spelling in Megatron-LM.
-        status: ``supported``, ``refused`` or ``not applicable``.
-        reason: why not; for a supported flag, a default that differs and values that are refused.
+        status: ``used``, ``noted``, ``translated`` or ``refused``.
+        reason: why so; for a used flag, a default that differs and values that are refused.
     """
 
     option: str
@@ -53,12 +55,26 @@ def answers(present: Mapping[str, Flag], packages: Mapping[str, str] | None = No
             package = next((packages[o] for o in options if o in packages), "") if packages else ""
             yield _present(facts, flag, package)
             continue
-        rule = next((rule for rule in map(rule_for, options) if rule is not None), None)
-        if rule is None:
-            raise LookupError(
-                f"{options[0]} is neither supported nor named by a rule of {rule_for.__module__}"
-            )
-        yield Answer(options[0], rule.status, rule.reason)
+        yield judged(options)
+
+
+def judged(options: Sequence[str]) -> Answer:
+    """Return the answer of the table of verdicts for the spellings of a flag that nobody declares.
+
+    Raises:
+        LookupError: no verdict names it.
+    """
+    for option in options:
+        entry = TRANSLATIONS.get(option)
+        if entry is not None:
+            return Answer(options[0], TRANSLATED, f"read as {entry.reads}")
+        found = [verdict for verdict in VERDICTS if verdict.covers(option)]
+        if found:
+            said = [f"{' or '.join(v.values)} {v.kind}: {v.reason}" if v.values else v.reason for v in found]
+            last = found[-1]
+            remedy = f"; {last.remedy}" if last.remedy else ""
+            return Answer(options[0], last.kind, "; ".join(said) + remedy)
+    raise LookupError(f"{options[0]} is neither declared nor named by a verdict of mindspeed_core.upstream")
 
 
 def _present(facts: Mapping[str, Any], flag: Flag, package: str) -> Answer:
@@ -69,12 +85,13 @@ def _present(facts: Mapping[str, Any], flag: Flag, package: str) -> Answer:
     ]
     for refusal in (refusal for refusal in REFUSALS if refusal.dest == flag.dest):
         if not (refusal.without or refusal.values or refusal.platforms):
-            return Answer(facts["options"][0], REFUSED, f"{refusal.reason}; {refusal.remedy}")
+            verdict = NOTED if refusal.stands_down else REFUSED
+            return Answer(facts["options"][0], verdict, f"{refusal.reason}; {refusal.remedy}")
         values = " or ".join(map(str, refusal.values))
         where = f" on {' and '.join(refusal.platforms)}" if refusal.platforms else ""
-        notes.append(f"{values or 'refused'}{' refused' if values else ''}{_condition(refusal)}{where}")
-        notes[-1] += f": {refusal.reason}"
-    return Answer(facts["options"][0], SUPPORTED, "; ".join(note for note in notes if note))
+        said = "changes nothing" if refusal.stands_down else "refused"
+        notes.append(f"{values} {said}".lstrip() + f"{_condition(refusal)}{where}: {refusal.reason}")
+    return Answer(facts["options"][0], USED, "; ".join(note for note in notes if note))
 
 
 def _fewer_choices(facts: Mapping[str, Any], flag: Flag) -> str:

@@ -272,7 +272,7 @@ def _derive_recompute(session: Session, args: Namespace) -> None:
             raise argument_error(
                 args, "--recompute-granularity", "needs a method", "add --recompute-method uniform or block"
             )
-        if args.recompute_num_layers is None:
+        if not args.recompute_num_layers:
             raise argument_error(
                 args, "--recompute-granularity", "needs a number of layers", "add --recompute-num-layers 1"
             )

@@ -1,20 +1,22 @@
-"""Options of megatron-core that cannot be honoured here, refused before training.
+"""Options of megatron-core that cannot be honoured here: they stand down, or are refused before training.
 
-Some options name kernels of TransformerEngine or other packages, which megatron-core looks for only in the
-first step, and some need a training loop that does more than this one. A feature that declares the flag has
-taken care of it, and nothing is refused then.
+An option that only chooses how the same numbers are computed stands down with a note (`stand_downs`); one
+whose absence would train something else is refused. Some options name kernels of TransformerEngine or other
+packages, which megatron-core looks for only in the first step, and some need a training loop that does more
+than this one. A feature that declares the flag has taken care of it, and nothing is refused then.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
+from mindspeed_core.hosts.standalone.arguments.errors import option
 from mindspeed_core.megatron.config_fields import config_fields
 from mindspeed_core.megatron.config_flags import dest_of, flag_of, why_excluded
 
@@ -37,6 +39,8 @@ class Refusal:
         without: ``"te"`` when TransformerEngine's layers can do it, the name of a package that can, or empty
             when nothing can.
         platforms: only on these; empty for all.
+        stands_down: it changes no number, and is left out with a note instead.
+        instead: the value that it has then; by default that of a run without the flag.
     """
 
     dest: str
@@ -45,10 +49,16 @@ class Refusal:
     values: tuple[Any, ...] = ()
     without: str = ""
     platforms: tuple[str, ...] = ()
+    stands_down: bool = False
+    instead: Any = None
 
 
 def _te(dests: str, reason: str, values: tuple[Any, ...] = ()) -> tuple[Refusal, ...]:
     return tuple(Refusal(dest, reason, f"use {_TE}", values, "te") for dest in dests.split())
+
+
+def _without_effect(refusals: Iterable[Refusal], instead: Any = None) -> tuple[Refusal, ...]:
+    return tuple(replace(refusal, stands_down=True, instead=instead) for refusal in refusals)
 
 
 def _refused(
@@ -67,56 +77,112 @@ REFUSALS: tuple[Refusal, ...] = (
         "disable_parameter_transpose_cache",
         "the low-precision matrix products are TransformerEngine's",
     ),
-    *_te(
-        "tp_comm_overlap tp_comm_bulk_wgrad tp_comm_bulk_dgrad tp_comm_overlap_ag tp_comm_overlap_rs "
-        "tp_comm_overlap_rs_dgrad tp_comm_overlap_disable_qkv tp_comm_overlap_disable_fc1 "
-        "tp_comm_bootstrap_backend",
-        "the overlapped linears are TransformerEngine's",
+    *_without_effect(
+        (
+            *_te(
+                "tp_comm_overlap tp_comm_bulk_wgrad tp_comm_bulk_dgrad tp_comm_overlap_ag tp_comm_overlap_rs "
+                "tp_comm_overlap_rs_dgrad tp_comm_overlap_disable_qkv tp_comm_overlap_disable_fc1 "
+                "tp_comm_bootstrap_backend",
+                "the overlapped linears are TransformerEngine's",
+            ),
+            *_te("moe_permute_fusion moe_router_fusion", "the fused kernels are TransformerEngine's"),
+            *_te("use_te_activation_func", "the activations are TransformerEngine's"),
+            *_te("use_te_rng_tracker", "the generator tracker is TransformerEngine's"),
+            *_te("log_max_attention_logit", "only TransformerEngine's attention reports its largest logit"),
+            *_te(
+                "attention_backend",
+                "the backend is one of TransformerEngine's attention",
+                ("flash", "fused"),
+            ),
+            *_te("cross_entropy_fusion_impl", "the kernel is TransformerEngine's", ("te",)),
+            *_te(
+                "cpu_offloading cpu_offloading_num_layers",
+                "moving activations to the host is TransformerEngine's, and takes less memory",
+            ),
+            *_te("use_precision_aware_optimizer", "the optimizer's kernel is TransformerEngine's"),
+            *_te("delay_wgrad_compute", "only TransformerEngine's linears can delay their weight gradient"),
+            *_te("fused_single_qkv_rope", "the fused rotary kernel is TransformerEngine's"),
+            *_refused("config_logger_dir", "megatron-core cannot write down the process groups it is given"),
+            *_refused("moe_per_layer_logging", "this host reports the mean over the layers"),
+            Refusal("memory_efficient_layer_norm", "the kernel is Apex's", without="apex"),
+            Refusal(
+                "moe_grouped_gemm",
+                "neither TransformerEngine's layers nor the package grouped_gemm are there, and experts run "
+                "one after the other",
+                without="grouped_gemm",
+            ),
+            Refusal(
+                "moe_use_legacy_grouped_gemm",
+                "the package grouped_gemm is not installed",
+                without="grouped_gemm",
+            ),
+            *_refused(
+                "moe_enable_deepep moe_deepep_num_sms moe_hybridep_num_sms moe_flex_dispatcher_backend",
+                "belongs to the flexible dispatcher, which needs the package deep_ep and CUDA",
+                without="deep_ep",
+            ),
+            *_refused(
+                "defer_embedding_wgrad_compute wgrad_deferral_limit",
+                "megatron-core defers weight gradients only where an Apex kernel adds them up",
+            ),
+            *_refused(
+                "enable_cuda_graph external_cuda_graph cuda_graph_scope cuda_graph_warmup_steps",
+                "this host captures no graphs",
+            ),
+            Refusal(
+                "cuda_graph_impl", "this host captures no graphs", values=("local", "transformer_engine")
+            ),
+            *_refused(
+                "overlap_moe_expert_parallel_comm ep_overlap_early_attn_memory_release",
+                "the schedule that pairs forward and backward passes needs TransformerEngine's layers and "
+                "streams",
+            ),
+            *_refused(
+                "fine_grained_activation_offloading offload_modules min_offloaded_tensor_size",
+                "moving activations between memories needs CUDA streams, and takes less memory",
+            ),
+            *_refused(
+                "num_microbatches_with_partial_activation_checkpoints",
+                "recomputation is the same for every micro-batch here",
+            ),
+            *_refused(
+                "overlap_param_gather_with_optimizer_step", "the optimizer updates all chunks together here"
+            ),
+            *_refused(
+                "hierarchical_context_parallel_sizes", "the groups of two levels are TransformerEngine's"
+            ),
+            *_refused("pipeline_model_parallel_comm_backend", "the platform chooses the backend"),
+            *_refused(
+                "optimizer_cpu_offload optimizer_offload_fraction use_torch_optimizer_for_cpu_offload "
+                "overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params",
+                "parameters are on the CPU already",
+                platforms=("cpu",),
+            ),
+        )
     ),
-    *_te("moe_permute_fusion moe_router_fusion", "the fused kernels are TransformerEngine's"),
-    *_te("use_te_activation_func", "the activations are TransformerEngine's"),
-    *_te("use_te_rng_tracker", "the generator tracker is TransformerEngine's"),
+    *_without_effect(
+        (
+            Refusal(
+                "moe_token_dispatcher_type",
+                "the flexible dispatcher needs the package deep_ep and CUDA; alltoall sends the same tokens",
+                values=("flex",),
+                without="deep_ep",
+            ),
+        ),
+        instead="alltoall",
+    ),
     *_te("moe_latent_size", "the latent projections are TransformerEngine's linears"),
     *_te(
-        "qk_clip qk_clip_alpha qk_clip_threshold log_max_attention_logit",
+        "qk_clip qk_clip_alpha qk_clip_threshold",
         "only TransformerEngine's attention reports its largest logit",
     ),
-    *_te("attention_backend", "the backend is one of TransformerEngine's attention", ("flash", "fused")),
-    *_te("cross_entropy_fusion_impl", "the kernel is TransformerEngine's", ("te",)),
-    *_te("cpu_offloading cpu_offloading_num_layers", "moving activations to the host is TransformerEngine's"),
-    *_te("use_precision_aware_optimizer", "the optimizer's kernel is TransformerEngine's"),
-    *_te("delay_wgrad_compute", "only TransformerEngine's linears can delay their weight gradient"),
     *_te("batch_invariant_mode", "the kernels are TransformerEngine's and FlashAttention's"),
-    *_te("fused_single_qkv_rope", "the fused rotary kernel is TransformerEngine's"),
     *_refused("apply_residual_connection_post_layernorm", "the layers of megatron-core's GPT ignore it"),
-    *_refused("config_logger_dir", "megatron-core cannot write down the process groups it is given"),
-    *_refused("moe_per_layer_logging", "this host reports the mean over the layers"),
     *_refused("moe_enable_routing_replay", "nothing records routes here that could be replayed"),
-    Refusal("memory_efficient_layer_norm", "the kernel is Apex's", without="apex"),
     *_refused(
         "use_kitchen use_kitchen_attention kitchen_attention_backend",
         "needs the package nvidia_kitchen",
         without="nvidia_kitchen",
-    ),
-    Refusal(
-        "moe_grouped_gemm",
-        "neither TransformerEngine's layers nor the package grouped_gemm are there",
-        "leave it out: experts run one after the other",
-        without="grouped_gemm",
-    ),
-    Refusal("moe_use_legacy_grouped_gemm", "needs the package grouped_gemm", without="grouped_gemm"),
-    Refusal(
-        "moe_token_dispatcher_type",
-        "the flexible dispatcher needs the package deep_ep and CUDA",
-        "use alltoall",
-        ("flex",),
-        "deep_ep",
-    ),
-    *_refused(
-        "moe_enable_deepep moe_deepep_num_sms moe_hybridep_num_sms moe_flex_dispatcher_backend",
-        "belongs to the flexible dispatcher, which needs the package deep_ep and CUDA",
-        "use --moe-token-dispatcher-type alltoall",
-        without="deep_ep",
     ),
     Refusal(
         "experimental_attention_variant",
@@ -160,41 +226,9 @@ REFUSALS: tuple[Refusal, ...] = (
         "megatron-core's Muon needs the package emerging_optimizers",
         "use --optimizer adam or sgd",
     ),
-    *_refused(
-        "defer_embedding_wgrad_compute wgrad_deferral_limit",
-        "megatron-core defers weight gradients only where an Apex kernel adds them up",
-    ),
-    *_refused(
-        "enable_cuda_graph external_cuda_graph cuda_graph_scope cuda_graph_warmup_steps",
-        "this host captures no graphs",
-        "leave it out",
-    ),
-    Refusal("cuda_graph_impl", "this host captures no graphs", values=("local", "transformer_engine")),
-    *_refused(
-        "overlap_moe_expert_parallel_comm ep_overlap_early_attn_memory_release",
-        "the schedule that pairs forward and backward passes needs TransformerEngine's layers and streams",
-    ),
-    *_refused(
-        "fine_grained_activation_offloading offload_modules min_offloaded_tensor_size",
-        "it moves activations between memories with CUDA streams",
-    ),
-    *_refused(
-        "num_microbatches_with_partial_activation_checkpoints",
-        "recomputation is the same for every micro-batch here",
-        "use --recompute-granularity",
-    ),
-    *_refused("overlap_param_gather_with_optimizer_step", "the optimizer updates all chunks together here"),
     *_refused("hybrid_context_parallel max_seqlen_per_dp_cp_rank", "it needs a data loader of its own"),
-    *_refused("hierarchical_context_parallel_sizes", "the groups of two levels are TransformerEngine's"),
-    *_refused("pipeline_model_parallel_comm_backend", "the platform chooses the backend"),
     *_refused("enable_autocast", "parameters are cast as a whole", "use --bf16 or --fp16"),
     *_refused("mrope_section", "positions of text have one dimension", "use --position-embedding-type rope"),
-    *_refused(
-        "optimizer_cpu_offload optimizer_offload_fraction use_torch_optimizer_for_cpu_offload "
-        "overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params",
-        "parameters are on the CPU already",
-        platforms=("cpu",),
-    ),
 )
 
 
@@ -204,16 +238,9 @@ def check_refused(session: Session, args: Namespace) -> None:
     Raises:
         ArgumentError: names flag, value, reason and the way out.
     """
-    if args.transformer_impl == "transformer_engine" and find_spec("transformer_engine") is None:
-        raise argument_error(args, "--transformer-impl", "TransformerEngine is not installed", "use local")
-    if args.num_distributed_optimizer_instances > 1:
-        reason = "this host shards the optimizer once"
-        raise argument_error(args, "--num-distributed-optimizer-instances", reason, "use 1")
     for refusal in REFUSALS:
         value = getattr(args, refusal.dest, None)
-        if not _set(value, refusal) or _possible(refusal, args):
-            continue
-        if refusal.platforms and not session.platform.kinds() & {*refusal.platforms}:
+        if not stands_against(refusal, args, session.platform.kinds()):
             continue
         flag = option_of(refusal.dest)
         if not session.claims(flag):
@@ -225,6 +252,18 @@ def option_of(dest: str) -> str:
     """Return the option string of an attribute, also of one that a configuration field is filled from."""
     field = next((field for field in config_fields() if field.name == dest), None)
     return flag_of(field).name if field is not None else option(dest)
+
+
+def stands_against(refusal: Refusal, args: Namespace, kinds: Collection[str]) -> bool:
+    """Return whether a refusal is about these arguments, on a platform of these kinds."""
+    if not _set(getattr(args, refusal.dest, None), refusal) or _possible(refusal, args):
+        return False
+    return not refusal.platforms or bool({*kinds} & {*refusal.platforms})
+
+
+def default_of(dest: str) -> Any:
+    """Return the value that an attribute has where its flag is not given."""
+    return _defaults().get(dest)
 
 
 def _set(value: Any, refusal: Refusal) -> bool:

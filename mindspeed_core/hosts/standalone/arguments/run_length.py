@@ -72,12 +72,26 @@ def derive_batch(args: Namespace, *, own_schedule: bool = False) -> None:
             raise argument_error(args, flag, reason, f"use multiples of {unit}")
         pp = args.pipeline_model_parallel_size
         interleaved = args.virtual_pipeline_model_parallel_size is not None and not own_schedule
-        if interleaved and (size // unit) % pp:
-            reason = (
-                f"a batch of {size} gives {size // unit} micro-batches; an interleaved pipeline needs a "
-                f"multiple of {pp}"
-            )
-            raise argument_error(args, flag, reason, f"use multiples of {unit * pp}")
+        if interleaved:
+            _check_interleaving(args, size // unit, size, flag, unit * pp)
+
+
+def _check_interleaving(args: Namespace, count: int, size: int, flag: str, multiple: int) -> None:
+    """Check what megatron-core asks of the groups in which micro-batches go through a chunk."""
+    pp = args.pipeline_model_parallel_size
+    group = args.microbatch_group_size_per_vp_stage or pp
+    says = f"a batch of {size} gives {count} micro-batches; an interleaved pipeline needs"
+    if group == pp:
+        if count % pp:
+            raise argument_error(args, flag, f"{says} a multiple of {pp}", f"use multiples of {multiple}")
+        return
+    name = "--microbatch-group-size-per-virtual-pipeline-stage"
+    if not pp <= group <= count:
+        reason = f"is not between the {pp} pipeline stages and the {count} micro-batches"
+        raise argument_error(args, name, reason, f"use {pp}, or leave it out")
+    if 0 < count % group < pp:
+        reason = f"{says} groups of {group}, and a last one of {pp} or more"
+        raise argument_error(args, flag, reason, f"leave out {name}, and use multiples of {multiple}")
 
 
 def derive_schedule(args: Namespace) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
+from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
 from mindspeed_core.hosts.standalone.arguments.folders import check_folders
 from mindspeed_core.hosts.standalone.arguments.fully_sharded import check_connections, check_fully_sharded
 from mindspeed_core.hosts.standalone.arguments.model import check_model
 from mindspeed_core.hosts.standalone.arguments.ranges import check_limits
+from mindspeed_core.hosts.standalone.arguments.rank_groups import check_optimizer_instances, check_rank_order
 from mindspeed_core.hosts.standalone.arguments.run_length import derive_batch, derive_schedule
 from mindspeed_core.hosts.standalone.arguments.stores import check_stores
 from mindspeed_core.hosts.standalone.data.sources import data_sources
@@ -34,13 +36,15 @@ _POSITIVE = (
         "num_layers_per_virtual_pipeline_stage global_batch_size train_iters train_samples lr_decay_samples "
         "log_interval peak_tflops straggler_minmax_count tensorboard_log_interval tensorboard_queue_size "
         "eval_interval save_interval keep_last_n exit_interval ddp_bucket_size ddp_num_buckets "
-        "recompute_num_layers expert_model_parallel_size expert_tensor_parallel_size "
-        "num_virtual_stages_per_pipeline_rank moe_router_topk moe_ffn_hidden_size"
+        "expert_model_parallel_size expert_tensor_parallel_size "
+        "num_virtual_stages_per_pipeline_rank moe_router_topk moe_ffn_hidden_size asked_padded_vocab_size "
+        "save_retain_interval check_weight_hash_across_dp_replicas_interval "
+        "num_distributed_optimizer_instances"
     ).split(),
 )
 _NOT_NEGATIVE = (
     "eval_iters num_workers clip_grad weight_decay lr min_lr lr_warmup_iters lr_warmup_samples seed "
-    "init_method_std"
+    "init_method_std manual_gc_interval recompute_num_layers"
 ).split()
 
 
@@ -61,10 +65,14 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     _derive_model(session, args)
     check_fully_sharded(args)
     check_connections(session.platform.kinds(), args)
-    derive_batch(args, own_schedule="pipeline-schedule" in session.plan.slots)
-    if session.mode == "train":
+    training = session.mode == "train"
+    derive_batch(args, own_schedule=not training or "pipeline-schedule" in session.plan.slots)
+    if training:
         _check_data(session, args)
         _derive_training(args)
+    else:
+        # A text that is continued has any length, which ranks cannot share evenly; results are the same.
+        args.sequence_parallel = False
     return args
 
 
@@ -137,6 +145,8 @@ def _derive_world(session: Session, args: Namespace) -> None:
         remedy = f"start {tp * pp * cp} processes (or a multiple), or lower a size"
         raise argument_error(args, "--tensor-model-parallel-size", reason, remedy)
     args.data_parallel_size = args.world_size // (tp * pp * cp)
+    check_rank_order(args)
+    check_optimizer_instances(args)
     if args.sequence_parallel and tp == 1:
         # Megatron-LM does the same: with one tensor-parallel rank there is nothing to shard.
         args.sequence_parallel = False
@@ -207,6 +217,18 @@ def _derive_vocabulary(session: Session, args: Namespace) -> None:
     if not leaves_partition(session):
         multiple *= args.tensor_model_parallel_size
     args.padded_vocab_size = -(-ids // multiple) * multiple
+    asked = args.asked_padded_vocab_size
+    if asked is not None:
+        if asked < ids:
+            reason = f"is less than the {ids} ids of the tokenizer or --vocab-size"
+            raise ArgumentError(
+                "--padded-vocab-size", asked, reason, f"use {args.padded_vocab_size}, or more"
+            )
+        size = args.tensor_model_parallel_size
+        if asked % size and not leaves_partition(session):
+            reason = f"is not divisible by --tensor-model-parallel-size {size}"
+            raise ArgumentError("--padded-vocab-size", asked, reason, f"use a multiple of {size}")
+        args.padded_vocab_size = asked
     check_vocabulary(session, tokenizer, args)
 
 
@@ -243,6 +265,9 @@ def _check_schedule(args: Namespace) -> None:
     if start != end and args.weight_decay_incr_style == "constant":
         reason = f"differs from the {end} at the end, and nothing leads there"
         raise argument_error(args, "--start-weight-decay", reason, "add --weight-decay-incr-style linear")
+    if args.finetune and args.use_checkpoint_opt_param_scheduler:
+        reason = "contradicts --finetune, which begins a schedule of its own"
+        raise argument_error(args, "--use-checkpoint-opt-param-scheduler", reason, "drop one of the two")
     if args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler:
         reason = "--use-checkpoint-opt_param-scheduler is given too"
         raise argument_error(args, "--override-opt_param-scheduler", reason, "keep one of the two")
@@ -265,5 +290,8 @@ def _derive_training(args: Namespace) -> None:
     if args.end_weight_decay is None:
         args.end_weight_decay = args.weight_decay
     _check_schedule(args)
+    if args.save_retain_interval is not None and args.keep_last_n is not None:
+        reason = "--keep-last-n decides which checkpoints stay, too"
+        raise argument_error(args, "--save-retain-interval", reason, "keep one of the two")
     if args.save_interval and not args.save:
         raise argument_error(args, "--save-interval", "there is nowhere to save", "add --save FOLDER")

@@ -11,6 +11,8 @@ import re
 import struct
 from dataclasses import dataclass
 
+from mindspeed_core.hosts.standalone.checkpoint.opened_files import Part
+
 LOCAL = struct.Struct("<4s5H3I2H")
 CENTRAL = struct.Struct("<4s6H3I5H2I")
 END = struct.Struct("<4s4H2IH")
@@ -35,37 +37,42 @@ class _Entry:
     size: int
 
 
-def check_layout(content: bytes) -> None:
-    """Accept one archive of stored members without prefix, gap, comment, second directory or odd name.
+def members(part: Part) -> dict[str, tuple[int, int]]:
+    """Return where the content of each member of an archive begins, and its size, by name without root.
+
+    Accepts one archive of stored members without prefix, gap, comment, second directory or odd name.
 
     Raises:
         LayoutError: anything else.
     """
-    begin, count = _directory(content)
-    entries = _entries(content, begin, count)
+    begin, count = _directory(part)
+    entries = _entries(part, begin, count)
     _check_names([entry.name for entry in entries])
-    position = 0
+    found, position = {}, 0
     for entry in sorted(entries, key=lambda entry: entry.offset):
         if entry.offset != position:
             raise LayoutError(f"{entry.name} does not follow on what is before it")
-        position = _end_of_member(content, entry)
+        first, position = _extent_of_member(part, entry)
+        found[entry.name.partition("/")[2]] = (first, entry.size)
     if position != begin:
         raise LayoutError("there is something between the members and their directory")
+    return found
 
 
-def _directory(content: bytes) -> tuple[int, int]:
+def _directory(part: Part) -> tuple[int, int]:
     """Return where the directory begins and how many entries it has."""
-    at = len(content) - END.size
-    if at < 0 or not content.startswith(b"PK\x03\x04"):
+    at = part.size - END.size
+    if at < 0 or part.read(0, 4) != b"PK\x03\x04":
         raise LayoutError("it is no zip archive from its first byte on")
-    signature, disk, first_disk, here, count, size, begin, comment = END.unpack_from(content, at)
+    signature, disk, first_disk, here, count, size, begin, comment = END.unpack(part.read(at, END.size))
     if signature != b"PK\x05\x06" or comment or disk or first_disk or here != count:
         raise LayoutError("it does not end with its directory")
     locator = at - LOCATOR64.size
-    if locator >= END64.size and content[locator : locator + 4] == b"PK\x06\x07":
+    if locator >= END64.size and part.read(locator, 4) == b"PK\x06\x07":
         at = locator - END64.size
-        _, disk, where, _ = LOCATOR64.unpack_from(content, locator)
-        kind, length, _, _, disk64, _, here64, count64, size64, begin64 = END64.unpack_from(content, at)
+        _, disk, where, _ = LOCATOR64.unpack(part.read(locator, LOCATOR64.size))
+        end = END64.unpack(part.read(at, END64.size))
+        kind, length, _, _, disk64, _, here64, count64, size64, begin64 = end
         if kind != b"PK\x06\x06" or where != at or length != END64.size - 12 or disk or disk64:
             raise LayoutError("its directory has two ends that differ")
         if here64 != count64 or count not in (count64, 0xFFFF):
@@ -78,10 +85,10 @@ def _directory(content: bytes) -> tuple[int, int]:
     return begin, count
 
 
-def _entries(content: bytes, begin: int, count: int) -> list[_Entry]:
+def _entries(part: Part, begin: int, count: int) -> list[_Entry]:
     """Read the directory."""
     entries: list[_Entry] = []
-    at = begin
+    content, at = part.read(begin, part.size - begin), 0
     try:
         for _ in range(count):
             (signature, _, _, flags, method, *_, packed, size, name, extra, comment, disk, _, _, offset) = (
@@ -96,7 +103,7 @@ def _entries(content: bytes, begin: int, count: int) -> list[_Entry]:
                 raise LayoutError(f"{text} has two sizes")
             entries.append(_Entry(text, offset, size))
             at += name + extra
-    except (struct.error, UnicodeDecodeError) as error:
+    except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise LayoutError(f"its directory cannot be read ({error})") from error
     tail = len(content) - at
     if tail not in (END.size, END.size + LOCATOR64.size + END64.size):
@@ -129,25 +136,30 @@ def _check_names(names: list[str]) -> None:
         raise LayoutError("it does not hold data.pkl and its version exactly once")
 
 
-def _end_of_member(content: bytes, entry: _Entry) -> int:
-    """Return where a member ends, its header read from where the directory says."""
+def _extent_of_member(part: Part, entry: _Entry) -> tuple[int, int]:
+    """Return where a member's content begins and the member ends, its header read from where it should be."""
     try:
-        header = LOCAL.unpack_from(content, entry.offset)
+        header = LOCAL.unpack(part.read(entry.offset, LOCAL.size))
     except struct.error as error:
         raise LayoutError(f"{entry.name} lies outside of it") from error
     signature, _, flags, method, _, _, _, packed, _, name, extra = header
     at = entry.offset + LOCAL.size
-    if signature != b"PK\x03\x04" or method or content[at : at + name] != entry.name.encode():
+    named = part.read(at, name + extra)
+    if signature != b"PK\x03\x04" or method or named[:name] != entry.name.encode():
         raise LayoutError(f"{entry.name} has another header than its directory says")
-    end = at + name + extra + entry.size
+    first = at + name + extra
+    end = first + entry.size
+    if end > part.size:
+        raise LayoutError(f"{entry.name} lies outside of it")
     if not flags & HAS_DESCRIPTOR:
         if packed not in (entry.size, IN_ZIP64):
             raise LayoutError(f"{entry.name} has two sizes")
-        return end
+        return first, end
     # crc, then both sizes, of eight bytes each where the header has a zip64 field
-    wide = content[at + name : at + name + extra][:2] == b"\x01\x00"
+    wide = named[name : name + 2] == b"\x01\x00"
     length = 24 if wide else 16
-    sizes = struct.unpack_from("<4xI2Q" if wide else "<4x3I", content.ljust(end + length, b"\0"), end)[1:]
-    if content[end : end + 4] != b"PK\x07\x08" or sizes != (entry.size, entry.size):
+    descriptor = part.read(end, length).ljust(length, b"\0")
+    sizes = struct.unpack("<4xI2Q" if wide else "<4x3I", descriptor)[1:]
+    if descriptor[:4] != b"PK\x07\x08" or sizes != (entry.size, entry.size):
         raise LayoutError(f"{entry.name} does not end where its directory says")
-    return end + length
+    return first, end + length

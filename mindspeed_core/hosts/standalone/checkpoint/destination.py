@@ -17,6 +17,8 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import publish, staged_files
 from mindspeed_core.hosts.standalone.checkpoint.collective import on_first_rank
 from mindspeed_core.hosts.standalone.checkpoint.object_store import ObjectStore
+from mindspeed_core.hosts.standalone.checkpoint.os_errors import explain
+from mindspeed_core.hosts.standalone.checkpoint.retention import Retention
 from mindspeed_core.hosts.standalone.checkpoint.save_folder import SaveFolder, own
 from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of
 
@@ -46,7 +48,7 @@ class Destination(Protocol):
     def upload(self) -> dict[str, str] | None:
         """Describe where files go that a rank has written, as `ObjectStore` does; None if they stay."""
 
-    def finish(self, manifest: publish.Manifest, keep: int | None) -> None:
+    def finish(self, manifest: publish.Manifest, retention: Retention) -> None:
         """Make the checkpoint visible and the latest, and delete older ones; on rank 0."""
 
     def abandon(self) -> None:
@@ -84,21 +86,23 @@ class _Folder:
     def upload(self) -> dict[str, str] | None:
         return None
 
-    def finish(self, manifest: publish.Manifest, keep: int | None) -> None:
+    def finish(self, manifest: publish.Manifest, retention: Retention) -> None:
         self._session.state(SaveFolder).check()
         for name, (size, _) in manifest.files.items():
             found = (self._temporary / name).stat().st_size
             if found != size:
                 path = self._temporary / name
                 raise CheckpointError(f"{path}: has {found} bytes, of {size} that were written")
+        before = publish.latest_step(self._save_dir)
         final = publish.publish(self._temporary, manifest)
-        if keep is None:
-            return
         try:
-            publish.keep_last(final.parent, keep, final)
+            if retention.keep_last_n is not None:
+                publish.keep_last(final.parent, retention.keep_last_n, final)
+            if before is not None and retention.retires(before, manifest.iteration):
+                publish.delete_step(final.parent, before)
         except OSError as error:
             # The new checkpoint is safe; an old one that cannot be deleted is no reason to stop training.
-            logger.warning("--keep-last-n: %s", publish.explain(error))
+            logger.warning("an old checkpoint stays: %s", explain(error))
 
     def abandon(self) -> None:
         if dist.get_rank() == 0:
@@ -132,15 +136,18 @@ class _Store:
     def upload(self) -> dict[str, str] | None:
         return self._store.describe_upload(self._save)
 
-    def finish(self, manifest: publish.Manifest, keep: int | None) -> None:
+    def finish(self, manifest: publish.Manifest, retention: Retention) -> None:
         there = self._store.sizes(self._save)
         # What rank 0 wrote beside the shards: the index and the common state.
         assert self._staged is not None
         rest = [self._staged / name for name in manifest.files if name not in there]
         self._store.upload(self._save, [path for path in rest if path.is_file()])
+        before = self._store.latest_step() if retention.interval else None
         self._store.publish_save(self._save, manifest)
-        if keep is not None:
-            self._store.keep_last(keep, manifest.iteration)
+        if retention.keep_last_n is not None:
+            self._store.keep_last(retention.keep_last_n, manifest.iteration)
+        if before is not None and retention.retires(before, manifest.iteration):
+            self._store.delete_step(before)
 
     def abandon(self) -> None:
         self.close()

@@ -12,7 +12,7 @@ from mindspeed_core.hosts.standalone.checkpoint import publish, source, staged_f
 from mindspeed_core.hosts.standalone.checkpoint.object_store import ObjectStore
 from mindspeed_core.hosts.standalone.checkpoint.store_url import check_url, folder_of
 
-_READ = (".metadata", "common.pt", "metadata.json")
+_READ = ("index.json", ".metadata", "common.pt", "metadata.json")
 
 
 @contextmanager

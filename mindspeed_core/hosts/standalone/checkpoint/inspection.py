@@ -1,7 +1,7 @@
 """``mindspeed-train inspect CHECKPOINT``: show the content, origin and health of a checkpoint.
 
-Needs no process group, no model and no device. Nothing is unpickled but listed globals, and
-tensors are only read with ``--values``.
+Needs no process group, no model and no device. Nothing is unpickled, and tensors are only read with
+``--values``.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,11 +20,13 @@ from mindspeed_core.hosts.standalone.checkpoint import publish
 from mindspeed_core.hosts.standalone.checkpoint.inspected_store import local_copy_for_inspection
 from mindspeed_core.hosts.standalone.checkpoint.source import where_files_are
 from mindspeed_core.hosts.standalone.checkpoint.store_url import is_url
+from mindspeed_core.terminal.foreign_text import emit, first_line, shown
 from mindspeed_core.terminal.tables import print_table
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed.checkpoint.metadata import Metadata
+
+    from mindspeed_core.hosts.standalone.checkpoint.index import Index
 
 _BATCH_BYTES = 256 << 20
 
@@ -53,11 +53,17 @@ def inspect(
         with local_copy_for_inspection(path, step, whole=values or verify == "hash") as (copy, named):
             found: dict[str, Any] = named(inspect(copy, verify=verify, values=values))
             return found
+    from mindspeed_core.hosts.standalone.checkpoint.index import check_places, read_index
+
     chosen, listed, warning = _choose(Path(path), step)
     directory, manifest = where_files_are(chosen, listed)
     problems = [warning] if warning else []
     problems += _verify(directory, manifest, verify)
-    index = _read_index(directory)
+    index = read_index(directory, with_files=False)
+    try:
+        check_places(directory, index)
+    except CheckpointError as error:
+        problems += [] if problems else [str(error)]
     tensors = list(_tensors(index))
     parts: dict[str, dict[str, int]] = {}
     for tensor in tensors:
@@ -78,14 +84,14 @@ def inspect(
         "values_read": values,
         "parts": parts,
         "tensors": tensors,
-        "objects": sorted(key for key, _ in _objects(index)),
+        "objects": sorted(index.objects),
         "common": common,
         "problems": problems,
     }
 
 
 def _choose(path: Path, step: int | None) -> tuple[Path, publish.Manifest | None, str]:
-    if (path / ".metadata").is_file() or (path / publish.MANIFEST).is_file():
+    if any((path / name).is_file() for name in (".metadata", "index.json", publish.MANIFEST)):
         manifest = publish.read_manifest(path) if (path / publish.MANIFEST).is_file() else None
         return path, manifest, ""
     if not path.is_dir():
@@ -105,26 +111,15 @@ def _verify(directory: Path, manifest: publish.Manifest | None, how: str) -> lis
     return problems + [f"{directory / name}: not in the manifest" for name in extra]
 
 
-def _read_index(directory: Path) -> Metadata:
-    from mindspeed_core.hosts.standalone.checkpoint import security
-
-    index: Metadata = security.read_index(directory)
-    return index
-
-
-def _tensors(index: Metadata) -> Iterator[dict[str, Any]]:
-    for key, entry in sorted(index.state_dict_metadata.items()):
-        size = getattr(entry, "size", None)
-        if size is None:
-            continue
-        dtype: torch.dtype = entry.properties.dtype  # type: ignore[union-attr]
+def _tensors(index: Index) -> Iterator[dict[str, Any]]:
+    for key, entry in sorted(index.tensors.items()):
         yield {
-            "key": str(key),
-            "part": part_of(str(key)),
-            "shape": list(size),
-            "dtype": str(dtype).removeprefix("torch."),
-            "bytes": math.prod(size) * dtype.itemsize,
-            "shards": len(entry.chunks),  # type: ignore[union-attr]
+            "key": key,
+            "part": part_of(key),
+            "shape": list(entry.shape),
+            "dtype": entry.dtype,
+            "bytes": entry.bytes,
+            "shards": len(entry.chunks),
         }
 
 
@@ -135,17 +130,11 @@ def part_of(key: str) -> str:
     return "optimizer" if key.startswith(("optimizer.", "chained_")) else "model"
 
 
-def _objects(index: Metadata) -> Iterator[tuple[str, Any]]:
-    for key, entry in index.state_dict_metadata.items():
-        if getattr(entry, "size", None) is None:
-            yield str(key), entry
-
-
 def _read_common(directory: Path, problems: list[str]) -> dict[str, Any]:
-    from mindspeed_core.hosts.standalone.checkpoint import security
+    from mindspeed_core.hosts.standalone.checkpoint.common_state import read_common
 
     try:
-        state = security.read_common(directory, (Namespace, SimpleNamespace))
+        state = read_common(directory)
     except CheckpointError as error:
         problems.append(str(error))
         return {}
@@ -178,31 +167,32 @@ def _described(manifest: publish.Manifest) -> dict[str, Any]:
     }
 
 
-def _bad_values(directory: Path, index: Metadata) -> list[str]:
+def _bad_values(directory: Path, index: Index) -> list[str]:
     """Read tensors in groups that fit into memory and name those with elements that are not finite."""
     import torch
     from torch.distributed import checkpoint as dcp
 
-    from mindspeed_core.hosts.standalone.checkpoint.security import only_allowed
+    from mindspeed_core.hosts.standalone.checkpoint.shard_reader import ShardReader
 
     problems: list[str] = []
     group: dict[str, Any] = {}
     held = 0
-    entries = [item for item in sorted(index.state_dict_metadata.items()) if hasattr(item[1], "size")]
+    reader = ShardReader(directory, index)
+    entries = sorted(index.tensors.items())
     for number, (key, entry) in enumerate(entries):
-        dtype = entry.properties.dtype  # type: ignore[union-attr]
-        group[key] = torch.empty(entry.size, dtype=dtype)  # type: ignore[union-attr]
-        held += group[key].numel() * dtype.itemsize
+        group[key] = torch.empty(entry.shape, dtype=entry.torch_dtype)
+        held += entry.bytes
         if held < _BATCH_BYTES and number + 1 < len(entries):
             continue
         try:
-            with warnings.catch_warnings(), only_allowed(directory):
+            with warnings.catch_warnings():
                 # That there is no process group is the intention.
                 warnings.simplefilter("ignore")
-                dcp.load(group, storage_reader=dcp.FileSystemReader(str(directory)), no_dist=True)
+                dcp.load(group, storage_reader=reader, no_dist=True)
         except Exception as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            problems.append(f"{directory}: tensors from {min(group)} on cannot be read ({first})")
+            problems.append(
+                f"{directory}: tensors from {shown(min(group))} on cannot be read ({first_line(error)})"
+            )
         else:
             problems += [
                 problem for name, value in group.items() if (problem := _bad(directory, name, value))
@@ -215,7 +205,7 @@ def _bad(directory: Path, name: str, value: torch.Tensor) -> str:
     if not value.is_floating_point():
         return ""
     bad = int((~value.float().isfinite()).sum())
-    return f"{directory}: {name} holds {bad} elements that are not finite" if bad else ""
+    return f"{directory}: {shown(name)} holds {bad} elements that are not finite" if bad else ""
 
 
 @click.command("inspect")
@@ -237,30 +227,30 @@ def command(
     """Show what CHECKPOINT (a --save folder, one iter_… directory, or a URL) holds, and its health."""
     found = inspect(checkpoint, step=step, verify=verify, values=values)
     if as_json:
-        click.echo(json.dumps(found, indent=1, default=str))
+        emit(json.dumps(found, indent=1, default=str))
     else:
         _print(found, tensors)
     return 1 if found["problems"] else 0
 
 
 def _print(found: Mapping[str, Any], tensors: bool) -> None:
-    click.echo(f"{found['path']}: step {found['iteration']}, written by {found['written_by']}")
+    emit(f"{found['path']}: step {found['iteration']}, written by {found['written_by']}")
     manifest = found["manifest"]
     if manifest is not None:
-        click.echo(f"features: {', '.join(manifest['features']) or 'none'}")
-        click.echo(f"plan: digest {manifest['plan'].get('digest', 'unknown')}")
-        click.echo("versions: " + ", ".join(f"{name} {v}" for name, v in manifest["versions"].items()))
-        click.echo("layout: " + ", ".join(f"{name} {size}" for name, size in manifest["layout"].items()))
-        click.echo("model: " + ", ".join(f"{name} {value}" for name, value in manifest["model"].items()))
+        emit(f"features: {', '.join(manifest['features']) or 'none'}")
+        emit(f"plan: digest {manifest['plan'].get('digest', 'unknown')}")
+        emit("versions: " + ", ".join(f"{name} {v}" for name, v in manifest["versions"].items()))
+        emit("layout: " + ", ".join(f"{name} {size}" for name, size in manifest["layout"].items()))
+        emit("model: " + ", ".join(f"{name} {value}" for name, value in manifest["model"].items()))
     samples = found["common"].get("consumed_train_samples")
     if samples is not None:
-        click.echo(f"samples trained on: {samples:,}")
+        emit(f"samples trained on: {samples:,}")
     rows = [
         (name, part["tensors"], f"{part['elements']:,}", _size(part["bytes"]))
         for name, part in found["parts"].items()
     ]
     print_table(("part", "tensors", "elements", "size"), rows)
-    click.echo(f"files: {len(found['files'])}, {_size(sum(found['files'].values()))}")
+    emit(f"files: {len(found['files'])}, {_size(sum(found['files'].values()))}")
     if tensors:
         shown = [
             (tensor["key"], "x".join(map(str, tensor["shape"])), tensor["dtype"], _size(tensor["bytes"]))
@@ -268,7 +258,7 @@ def _print(found: Mapping[str, Any], tensors: bool) -> None:
         ]
         print_table(("tensor", "shape", "dtype", "size"), shown)
     for problem in found["problems"]:
-        click.echo(f"problem: {problem}")
+        emit(f"problem: {problem}")
     if not found["problems"]:
         how = {
             "hash": "all files unchanged",
@@ -276,7 +266,7 @@ def _print(found: Mapping[str, Any], tensors: bool) -> None:
             "off": "files not compared",
         }
         checked = how[found["verified"]] + (", all values finite" if found["values_read"] else "")
-        click.echo(f"health: {checked}")
+        emit(f"health: {checked}")
 
 
 def _size(count: int) -> str:

@@ -7,8 +7,9 @@ that names the file, the key or the flag.
 from __future__ import annotations
 
 import logging
+from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +25,20 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
 from mindspeed_core.hosts.standalone.checkpoint import megatron_lm as checkpoint_megatron_lm
 from mindspeed_core.hosts.standalone.checkpoint import publish, rng_state
-from mindspeed_core.hosts.standalone.checkpoint import security as checkpoint_security
 from mindspeed_core.hosts.standalone.checkpoint import source as checkpoint_source
 from mindspeed_core.hosts.standalone.checkpoint.collective import (
     FAILURES,
     on_all_ranks,
     on_first_rank,
 )
+from mindspeed_core.hosts.standalone.checkpoint.common_state import (
+    check_agrees,
+    check_description,
+    read_common,
+)
 from mindspeed_core.hosts.standalone.checkpoint.earlier_results import check_start
+from mindspeed_core.hosts.standalone.checkpoint.index import Index, read_index
+from mindspeed_core.hosts.standalone.checkpoint.locate import forget, locate, locate_source
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
     compare_models,
     compare_versions,
@@ -39,20 +46,33 @@ from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
 )
 from mindspeed_core.hosts.standalone.checkpoint.reasons import unwrap_failure
 from mindspeed_core.hosts.standalone.checkpoint.save_folder import own
-from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of, masked
-from mindspeed_core.hosts.standalone.fault_tolerance import restart
+from mindspeed_core.hosts.standalone.checkpoint.shard_reader import ShardReader, the_only_reader
+from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of
+from mindspeed_core.hosts.standalone.data.identity import TrainingData
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
-from mindspeed_core.megatron import model_state, optimizer_state
+from mindspeed_core.megatron import model_record, model_state, optimizer_state
 from mindspeed_core.megatron.brought_choices import check_saved_style
 from mindspeed_core.megatron.feature_state import feature_parts
+from mindspeed_core.megatron.model_comparison import check_model
+from mindspeed_core.megatron.model_record import (
+    describe_run,
+    from_arguments,
+    read_record,
+    softmax_size,
+)
 from mindspeed_core.megatron.plan_resume import check_plan, plan_change
+from mindspeed_core.megatron.saved_schedule import check_schedule, group_values, settle_groups
+from mindspeed_core.megatron.vocabulary import settle_vocabulary
 from mindspeed_core.run import LoadInfo
 from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_core.terminal.foreign_text import first_line
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
 
 logger = logging.getLogger("mindspeed_core")
+_WITH_BASE = "starting at step 0 with the weights that a feature loaded"
 
 
 class _AlreadyLoaded(TorchCommonLoadStrategy):
@@ -71,35 +91,40 @@ def load(run: Run, source: str | None = None) -> LoadInfo:
     Raises:
         CheckpointError: the checkpoint is damaged, unsafe, or does not fit this run.
     """
-    args = run.args
     if source is not None:
-        return _load_found(run, _find_source(run, source), source)
-    if args.save:
-        on_first_rank(f"--save {args.save}", lambda: _prepare_saving(run))
-    found: publish.Found | None = on_first_rank(f"--save {args.save}", lambda: restart.own_checkpoint(args))
-    if found is not None:
-        restart.continue_from(args, found)
-    elif args.load:
-        found = _find(run)
-    pretrained = found is None and args.pretrained_checkpoint
-    if pretrained:
-        found = _find_pretrained(run)
+        return _load_found(run, locate_source(run.args, source), source)
+    args, located = run.args, locate(run.session, run.args)
+    forget(run.session)
     if run.optimizer is not None:
-        on_first_rank(f"--load {args.load}", lambda: check_start(args, found, weights_alone=bool(pretrained)))
-    if found is None:
-        if args.load:
-            _warn(f"--load {args.load}: holds no checkpoint; starting from scratch")
+        on_first_rank(
+            f"--load {args.load}",
+            lambda: check_start(args, located.found, weights_alone=located.pretrained),
+        )
+    for note in located.notes:
+        # A feature may have loaded a base before.
+        started = any(run.session.state(model_state.LoadedWeights).names.values())
+        _warn(note.replace("starting from scratch", _WITH_BASE) if started else note)
+    if located.found is None:
         return LoadInfo(path=None)
-    return _load_found(run, found, weights_alone=bool(pretrained))
+    return _load_found(run, located.found, weights_alone=located.pretrained)
 
 
-def _prepare_saving(run: Run) -> None:
-    """Refuse a place that cannot be saved into, before the first step, and clear what dead runs left."""
-    location, will_save = run.args.save, run.optimizer is not None
-    folder = folder_of(location)
-    if will_save and folder is not None:
-        own(run.session, folder)
-    checkpoint_source.prepare_saving(location, will_save=will_save)
+def prepare_saving(session: Session, args: Namespace, *, will_save: bool) -> None:
+    """Refuse a place that cannot be saved into, before the first step, and clear what dead runs left.
+
+    Collective. Rank 0 becomes the owner of the folder, whoever loads the run.
+
+    Raises:
+        CheckpointError: another run saves into it, or it cannot be written to.
+    """
+
+    def prepare() -> None:
+        folder = folder_of(args.save)
+        if will_save and folder is not None:
+            own(session, folder)
+        checkpoint_source.prepare_saving(args.save, will_save=will_save)
+
+    on_first_rank(f"--save {args.save}", prepare)
 
 
 def _load_found(
@@ -109,52 +134,12 @@ def _load_found(
         _warn(text)
     if found.manifest is not None and source is None:
         versions = compare_versions(found.manifest.versions, checkpoint_content.versions(run))
-        check_plan(run.session, found.manifest.plan, versions)
+        where = str(found.url or found.path)
+        check_plan(run.session, found.manifest.plan, where, versions, resumes=not weights_alone)
     with checkpoint_source.local_copy(run.args, found) as local:
         if local.manifest is not None and not local.url:
             _verify(local.path, local.manifest, run.args.verify_checkpoint)
         return _Load(run, local, source, weights_alone).run_all()
-
-
-def _find(run: Run) -> publish.Found | None:
-    args = run.args
-    unpublished = args.verify_checkpoint == "off"
-    found: publish.Found | None = on_first_rank(
-        f"--load {args.load}",
-        lambda: checkpoint_source.find(args.load, args.ckpt_step, accept_unpublished=unpublished),
-    )
-    wanted = args.exit_on_missing_checkpoint or args.ckpt_step is not None
-    if found is None and wanted and not args.pretrained_checkpoint:
-        raise CheckpointError(f"--load {args.load}: holds no checkpoint; check the path")
-    return found
-
-
-def _find_pretrained(run: Run) -> publish.Found:
-    """Find the checkpoint that a run starts from while ``--load`` holds none, by Megatron-LM's rule."""
-    args = run.args
-    where = f"--pretrained-checkpoint {args.pretrained_checkpoint}"
-    found = _find_in(run, args.pretrained_checkpoint, where, args.ckpt_step)
-    if args.load:
-        _warn(f"--load {args.load}: holds no checkpoint; starting from the weights of {where}")
-    return found
-
-
-def _find_source(run: Run, source: str) -> publish.Found:
-    # One checkpoint, or a folder of them.
-    single: publish.Found | None = on_first_rank(
-        masked(source), lambda: checkpoint_source.find_single(source)
-    )
-    return single or _find_in(run, source, source, None)
-
-
-def _find_in(run: Run, folder: str, where: str, step: int | None) -> publish.Found:
-    unpublished = run.args.verify_checkpoint == "off"
-    found: publish.Found | None = on_first_rank(
-        where, lambda: checkpoint_source.find(folder, step, accept_unpublished=unpublished)
-    )
-    if found is None:
-        raise CheckpointError(f"{where}: holds no checkpoint; check the path")
-    return found
 
 
 class _Load:
@@ -174,6 +159,8 @@ class _Load:
         self.with_optimizer = training and not args.no_load_optim
         self.with_rng = training and not args.no_load_rng
         self.what = f"loading {self.name}"
+        # Decided before the first byte is read, and kept where nothing that is loaded can reach.
+        self._trusted = args.trust_checkpoint is True
 
     def run_all(self) -> LoadInfo:
         run = self.run
@@ -187,14 +174,18 @@ class _Load:
             raise CheckpointError("; ".join(filter(None, (str(error), problem)))) from error
         if self.source is None and not run.args.finetune:
             parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
-            run.session.collect("restore_checkpoint_state", run=run, state=parts)
+            restore = partial(run.session.collect, "restore_checkpoint_state", run=run, state=parts)
+            # Only its owner knows the form of it, and on another rank it may be another.
+            on_all_ranks(self.what, restore)
         return self._info(state)
 
     def _load_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Load weights, optimizer and random states; return the features' templates and what was loaded."""
         run = self.run
+        self.groups = group_values(run.optimizer)
         self.common = self._read_common()
         self.index = self._read_index()
+        self._check_model()
         self._check_optimizer_kind()
         known = self._known_features()
         self.with_rng = self._decide_rng()
@@ -211,7 +202,7 @@ class _Load:
                 features=known,
             )
             if self.with_optimizer:
-                held = [str(key) for key in self.index.state_dict_metadata]
+                held = sorted(self.index.keys)
                 template["optimizer"] = optimizer_state.without_absent(
                     run.optimizer, template["optimizer"], held
                 )
@@ -225,31 +216,67 @@ class _Load:
         return known, state
 
     def _read_common(self) -> dict[str, Any]:
-        trusted = self.run.args.trust_checkpoint
-
         def read() -> dict[str, Any]:
-            classes = checkpoint_megatron_lm.record_classes()
-            state = checkpoint_security.read_common(self.path, classes, trusted=trusted)
+            state = read_common(self.path, trusted=self._trusted)
+            if not self.weights_alone and "iteration" not in state:
+                raise CheckpointError(
+                    f"{self.path / 'common.pt'}: says no step to go on at; --finetune takes the weights alone"
+                )
+            if self.manifest is not None:
+                check_agrees(self.path, state, self.manifest)
             return checkpoint_megatron_lm.with_arguments(state)
 
         return on_all_ranks(self.what, read)
 
-    def _read_index(self) -> Any:
-        trusted = self.run.args.trust_checkpoint
-        index = on_all_ranks(self.what, lambda: checkpoint_security.read_index(self.path, trusted=trusted))
-        on_first_rank(self.what, lambda: checkpoint_security.check_present(self.path, index))
-        if not trusted:
-            # What Megatron-LM keeps to repeat a step is never loaded, and so never unpickled.
-            found = checkpoint_security.object_shards(index)
-            shards = [shard for shard in found if not shard[0].startswith("rerun_state_machine")]
-            share = shards[dist.get_rank() :: dist.get_world_size()]
-            on_all_ranks(self.what, lambda: checkpoint_security.check_objects(self.path, share))
+    def _read_index(self) -> Index:
+        # One rank looks at the files for all.
+        first = dist.get_rank() == 0
+
+        def read() -> Index:
+            if first:
+                check_description(self.path)
+            return read_index(self.path, trusted=self._trusted, with_files=first)
+
+        index: Index = on_all_ranks(self.what, read)
+        self.reader = ShardReader(self.path, index, trusted=self._trusted)
+        # What Megatron-LM keeps to repeat a step is never loaded.
+        keys = sorted(key for key in index.objects if not key.startswith("rerun_state_machine"))
+        share = keys[dist.get_rank() :: dist.get_world_size()]
+        on_all_ranks(self.what, lambda: self.reader.check_objects(share, _check_object))
         return index
 
     def _described(self) -> dict[str, Any]:
         saved = self.common.get("content_metadata") or {}
         sharding = saved.get("distrib_optim_sharding_type", "fully_reshardable")
         return checkpoint_content.layout_metadata(self.run, sharding=sharding)
+
+    def _check_model(self) -> None:
+        """Compare the model that the weights were trained in with the one that they are to be loaded into."""
+        now = describe_run(self.run)
+        saved = read_record((self.common.get("features") or {}).get(model_record.KEY), str(self.name))
+        if saved is None:
+            known = dict(self.manifest.model) if self.manifest is not None else {}
+            saved = from_arguments({**vars(self.common.get("args") or Namespace()), **known}, now)
+        notes = check_model(
+            self.run.session,
+            saved,
+            now,
+            str(self.name),
+            resumes=self.run.optimizer is not None and not self.weights_alone,
+            # Weights of a source are a base: what is put on top of it is not in there.
+            with_facts=self.source is None,
+        )
+        args = self.run.args
+        notes += settle_vocabulary(
+            self.run.session,
+            self.run.model,
+            saved=softmax_size(saved),
+            rows=args.padded_vocab_size,
+            ids=args.vocab_size,
+            where=str(self.name),
+        )
+        for note in notes:
+            _warn(note)
 
     def _check_optimizer_kind(self) -> None:
         if not self.with_optimizer:
@@ -284,10 +311,8 @@ class _Load:
         return {name: part for name, part in features.items() if name in saved}
 
     def _saved_features(self) -> set[str]:
-        names = set(self.common.get("features") or {})
-        for key in self.index.state_dict_metadata:
-            if str(key).startswith("features."):
-                names.add(str(key).split(".")[1])
+        names = set(self.common.get("features") or {}) - {model_record.KEY}
+        names.update(key.split(".")[1] for key in self.index.keys if key.startswith("features."))
         if self.manifest is not None:
             names.update(self.manifest.features)
         return names
@@ -295,7 +320,7 @@ class _Load:
     def _decide_rng(self) -> bool:
         if not self.with_rng:
             return False
-        if not any(str(key).startswith("rng_state/") for key in self.index.state_dict_metadata):
+        if not any(key.startswith("rng_state/") for key in self.index.objects):
             _warn(f"{self.name}: holds no random states; they continue from the seed")
             return False
         saved = self.common.get("layout") or {}
@@ -308,15 +333,15 @@ class _Load:
 
     def _check_shapes(self, template: dict[str, Any]) -> None:
         """Compare keys and shapes of this rank's template with the index."""
-        held = self.index.state_dict_metadata
+        tensors, objects = self.index.tensors, self.index.objects
         for shard in _shards(template):
             if isinstance(shard, ShardedObject):
-                if shard.unique_key not in held:
+                if shard.unique_key not in objects:
                     raise CheckpointError(f"{self.path}: holds no object {shard.unique_key!r}{self._why()}")
                 continue
-            if shard.key not in held:
+            if shard.key not in tensors:
                 raise CheckpointError(f"{self.path}: holds no tensor {shard.key!r}{self._why()}")
-            saved = tuple(getattr(held[shard.key], "size", ()))
+            saved = tensors[shard.key].shape
             if saved != tuple(shard.global_shape) and not (
                 shard.allow_shape_mismatch and self._same_vocabulary()
             ):
@@ -349,7 +374,7 @@ class _Load:
         ignored = ("optimizer.", "features.", "rng_state", "chained_")
         unused = sorted(
             key
-            for key in map(str, self.index.state_dict_metadata)
+            for key in self.index.keys
             if key not in wanted and not key.startswith(ignored) and "_extra_state" not in key
         )
         if unused:
@@ -359,9 +384,8 @@ class _Load:
             )
 
     def _fill(self, template: dict[str, Any]) -> dict[str, Any]:
-        trusted = self.run.args.trust_checkpoint
         try:
-            with nullcontext() if trusted else checkpoint_security.only_allowed(self.path):
+            with the_only_reader(self.reader):
                 loaded = dist_checkpointing.load(
                     template, str(self.path), common_strategy=_AlreadyLoaded(self.common)
                 )
@@ -369,8 +393,12 @@ class _Load:
             verified = self.run.args.verify_checkpoint == "hash"
             hint = "" if verified else "; --verify-checkpoint hash names the file"
             cause = unwrap_failure(error)
-            first = (str(cause).splitlines() or [type(cause).__name__])[0]
-            raise CheckpointError(f"{self.path}: a shard cannot be read ({first}){hint}") from error
+            if isinstance(cause, CheckpointError):
+                # Its message names the file.
+                raise CheckpointError(f"{cause}{hint}") from error
+            raise CheckpointError(
+                f"{self.path}: a shard cannot be read ({first_line(cause)}){hint}"
+            ) from error
         return loaded
 
     def _apply(self, state: dict[str, Any]) -> None:
@@ -393,32 +421,46 @@ class _Load:
             run.session.state(rng_state.LoadedRng).state = loaded
 
     def _apply_schedule(self, state: dict[str, Any]) -> None:
+        """Go on with the schedule, without the optimizer's state too: it says how far training is."""
         run = self.run
-        if run.scheduler is None or self.weights_alone or run.args.no_load_optim:
+        if run.scheduler is None or self.weights_alone:
             return
         saved = state.get("opt_param_scheduler")
         if saved is None:
+            _warn(f"{self.name}: holds no schedule; the learning rate starts anew, with its warm-up")
             return
         check_saved_style(run.args, run.scheduler, saved)
+        check_schedule(run.scheduler, saved, str(self.name))
         try:
             run.scheduler.load_state_dict(saved)
         except AssertionError as error:
-            raise CheckpointError(
-                f"{self.path}: the schedule differs from the flags: {error}; --override-opt-param-scheduler "
-                "takes the flags, --use-checkpoint-opt-param-scheduler the checkpoint"
-            ) from error
+            # One that a feature put in its place may compare more.
+            raise CheckpointError(f"{self.path}: the schedule differs from the flags: {error}") from error
+        for note in settle_groups(
+            run.optimizer, run.scheduler, self.groups, str(self.name), loaded=self.with_optimizer
+        ):
+            _warn(note)
 
     def _info(self, state: Mapping[str, Any]) -> LoadInfo:
         if self.weights_alone:
             return LoadInfo(path=self.name)
         batch = self.run.session.state(checkpoint_content.LoadedBatch)
         batch.micro_batch_size = state.get("micro_batch_size")
+        data = self.run.session.state(TrainingData)
+        data.loaded, data.checkpoint = self.manifest.data if self.manifest else {}, str(self.name)
         return LoadInfo(
             path=self.name,
             iteration=int(state["iteration"]),
             consumed_train_samples=int(state.get("consumed_train_samples", 0)),
             consumed_valid_samples=int(state.get("consumed_valid_samples", 0)),
         )
+
+
+def _check_object(key: str, value: Any, where: str) -> None:
+    # An object shard is the list of the objects of its key.
+    if key.startswith("rng_state/"):
+        for states in value if isinstance(value, list) else [value]:
+            rng_state.check(states, where)
 
 
 def _shards(template: dict[str, Any]) -> Iterable[Any]:

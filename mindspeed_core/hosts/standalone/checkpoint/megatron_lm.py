@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,12 +46,6 @@ def arguments(run: Run, sizes: Mapping[str, int]) -> Namespace:
     values.update({name: getattr(run, name) for name in _COUNTERS})
     values["skipped_train_samples"] = 0
     return Namespace(**values)
-
-
-def record_classes() -> list[Any]:
-    """Return the classes that ``args`` may be made of, for torch's reader that knows only plain values."""
-    safe = import_module("megatron.core.safe_globals") if find_spec("megatron.core.safe_globals") else None
-    return [Namespace, SimpleNamespace, *getattr(safe, "SAFE_GLOBALS", ())]
 
 
 def with_arguments(common: Mapping[str, Any]) -> dict[str, Any]:

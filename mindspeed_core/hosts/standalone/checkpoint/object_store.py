@@ -151,6 +151,21 @@ class ObjectStore:
                 self._remove(f"{step.name}/{publish.MANIFEST}")
                 self._remove(f"{step.name}/{save}", whole=True)
 
+    def latest_step(self) -> int | None:
+        """Return the step that the tracker names; None where it names none."""
+        tracker = (self._read(publish.TRACKER) or b"").decode("ascii", "replace").strip()
+        return int(tracker) if tracker.isdigit() else None
+
+    def delete_step(self, iteration: int) -> None:
+        """Delete the checkpoint of a step."""
+        with self._spared("an old checkpoint stays"):
+            for step in self._steps().values():
+                if step.published and step.iteration == iteration:
+                    saves = self._referred(step)
+                    self._remove(f"{step.name}/{publish.MANIFEST}")
+                    for save in saves:
+                        self._remove(f"{step.name}/{save}", whole=True)
+
     def clean_stale(self) -> list[str]:
         """Remove the objects of saves whose runs no longer live; those of another host after a day."""
         removed = []

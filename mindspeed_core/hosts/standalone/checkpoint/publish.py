@@ -7,7 +7,6 @@ tensors, ranks or torch, so that every crash point can be tested in one process.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -17,11 +16,20 @@ import stat
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone.checkpoint import manifest_fields
+from mindspeed_core.hosts.standalone.checkpoint.fields import Fields
+from mindspeed_core.hosts.standalone.checkpoint.opened_files import (
+    inside,
+    parse_json,
+    read_inside,
+    shown_path,
+)
+from mindspeed_core.hosts.standalone.checkpoint.os_errors import explain
 from mindspeed_core.hosts.standalone.checkpoint.processes import host_name, start_of
 from mindspeed_core.megatron.tracker import TRACKER
 
@@ -33,8 +41,8 @@ _TEMPORARY = re.compile(r"\.(?:tmp|del)-iter_\d{7,}-(?P<owner>.+-\d+-\d+)\Z")
 _CHUNK = 1 << 22
 _FOREIGN_AGE_SECONDS = 24 * 3600
 _DIGEST = "digest"
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
-_HASH = re.compile(r"[0-9a-f]{64}\Z")
+MOST_STEPS = 1 << 31
+"""Steps that a run may have done."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,8 @@ class Manifest:
         model: the arguments that determine the shapes of the model.
         features: features whose own state is inside.
         job: the job that wrote it, the same over its restarts; empty where nobody restarts it.
+        data: the identity of the training data, as `data.identity.record_of` gives it; empty for others than
+            files.
         format: the version of this description.
         sealed: whether its own text was proven unchanged by the digest it carries, so that it is a file that
             changed where the two differ; not written.
@@ -63,6 +73,7 @@ class Manifest:
     model: Mapping[str, Any] = field(default_factory=dict)
     features: tuple[str, ...] = ()
     job: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
     format: str = FORMAT
     sealed: bool = field(default=False, compare=False)
 
@@ -196,14 +207,23 @@ def keep_last(save_dir: Path, count: int, latest: Path) -> list[Path]:
     if count < 1:
         raise CheckpointError(f"--keep-last-n {count}: at least one checkpoint has to stay")
     others = [path for path in _latest_first(save_dir) if not path.is_symlink() and path != latest]
-    removed = []
     for path in others[count - 1 :]:
-        # A half-deleted directory must not look like a checkpoint.
-        doomed = save_dir / f".del-{path.name}-{process_id()}"
-        os.rename(path, doomed)
-        _remove(doomed)
-        removed.append(path)
-    return removed
+        _delete(path)
+    return others[count - 1 :]
+
+
+def delete_step(save_dir: Path, iteration: int) -> None:
+    """Delete the checkpoint of a step; a link, or a directory without manifest, is left alone."""
+    path = save_dir / directory_name(iteration)
+    if path in _latest_first(save_dir) and not path.is_symlink():
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    # A half-deleted directory must not look like a checkpoint.
+    doomed = path.with_name(f".del-{path.name}-{process_id()}")
+    os.rename(path, doomed)
+    _remove(doomed)
 
 
 def _remove(directory: Path) -> None:
@@ -283,11 +303,12 @@ def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = 
     named, problem = _read_tracker(load_dir / TRACKER)
     if named is not None:
         if named in published:
-            manifest = read_manifest(directories[named])
+            path = _within(load_dir, directories[named])
+            manifest = read_manifest(path)
             note = _later(load_dir, directories, named, published[-1])
-            return Found(directories[named], manifest, note=note)
+            return Found(path, manifest, note=note)
         if named in directories and accept_unpublished:
-            return Found(directories[named], None)
+            return Found(_within(load_dir, directories[named]), None)
         problem = (
             f"names step {named}, whose directory was never completed ({MANIFEST} is missing in it)"
             if named in directories
@@ -302,7 +323,19 @@ def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = 
         )
     newest = published[-1]
     warning = f"{load_dir / TRACKER} {problem}; loading the newest complete checkpoint, step {newest}"
-    return Found(directories[newest], read_manifest(directories[newest]), warning)
+    path = _within(load_dir, directories[newest])
+    return Found(path, read_manifest(path), warning)
+
+
+def _within(load_dir: Path, path: Path) -> Path:
+    """Return a checkpoint of a folder; that folder may be a link, what lies in it may not lead elsewhere."""
+    real = Path(os.path.realpath(path))
+    if not real.is_relative_to(os.path.realpath(load_dir)):
+        raise CheckpointError(
+            f"{path}: is a link to {real}, outside of the folder that was named, and is not followed; name "
+            f"{real.parent} instead"
+        )
+    return path
 
 
 def latest_step(save_dir: Path) -> int | None:
@@ -353,9 +386,10 @@ def _found_step(
     load_dir: Path, step: int, directories: Mapping[int, Path], published: list[int], unpublished: bool
 ) -> Found:
     if step in published:
-        return Found(directories[step], read_manifest(directories[step]))
+        path = _within(load_dir, directories[step])
+        return Found(path, read_manifest(path))
     if step in directories and unpublished:
-        return Found(directories[step], None)
+        return Found(_within(load_dir, directories[step]), None)
     state = f"was never completed ({MANIFEST} is missing in it)" if step in directories else "does not exist"
     there = ", ".join(map(str, published)) or "none"
     raise CheckpointError(
@@ -384,11 +418,14 @@ def read_manifest(directory: Path) -> Manifest:
         CheckpointError: it is damaged, or of an unknown format.
     """
     path = directory / MANIFEST
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(_damaged(path, error)) from error
-    return parse_manifest(content, path)
+    manifest = parse_manifest(read_inside(directory, MANIFEST), path)
+    step = iteration_of(directory.name)
+    if step not in (None, manifest.iteration):
+        raise CheckpointError(
+            f"{path}: is that of step {manifest.iteration}, and its folder says {step}; choose another "
+            "checkpoint with --ckpt-step"
+        )
+    return manifest
 
 
 def parse_manifest(content: bytes, path: Path | str) -> Manifest:
@@ -398,29 +435,38 @@ def parse_manifest(content: bytes, path: Path | str) -> Manifest:
         CheckpointError: it is damaged, or of an unknown format.
     """
     try:
-        data = json.loads(content.decode())
-        if data["format"] != FORMAT:
+        data = parse_json(content, path)
+        root = Fields(path, data)
+        if root.text("format") != FORMAT:
             raise CheckpointError(
-                f"{path}: format {data['format']!r}, this version reads {FORMAT!r}; use the version that "
-                "wrote it"
+                f"{path}: format {root.text('format')!r}, this version reads {FORMAT!r}; use the version "
+                "that wrote it, or choose another checkpoint with --ckpt-step"
             )
         # Versions before the digest wrote none.
-        own = data.pop(_DIGEST, None)
-        if own not in (None, _digest_of(data)):
+        rest = {name: value for name, value in data.items() if name != _DIGEST}
+        own = data.get(_DIGEST)
+        if own not in (None, _digest_of(rest)):
             raise CheckpointError(
                 f"{path}: its own text changed since it was written (its digest differs), so what it says of "
                 "the files cannot be trusted; choose another checkpoint with --ckpt-step"
             )
-        files = {str(name): (int(size), str(digest)) for name, (size, digest) in data["files"].items()}
-        for name, (_, digest) in files.items():
-            if Path(name).is_absolute() or ".." in Path(name).parts or not _HASH.match(digest):
-                raise ValueError(f"file entry {name!r}")
-        features = tuple(data.get("features", ()))
-        return Manifest(**{**data, "files": files, "features": features, "sealed": own is not None})
-    except CheckpointError:
-        raise
-    except _UNREADABLE as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(_damaged(path, error)) from error
+    unknown = rest.keys() - {each.name for each in fields(Manifest)}
+    if unknown:
+        root.refuse(min(unknown), rest[min(unknown)], "left out, since this version does not know it")
+    return Manifest(
+        iteration=root.integer("iteration", 0, MOST_STEPS),
+        files=manifest_fields.files(root),
+        plan=manifest_fields.plan(root),
+        versions=manifest_fields.texts(root.child("versions", {})),
+        layout=manifest_fields.sizes(root.child("layout", {})),
+        model=manifest_fields.plain(root.child("model", {})),
+        features=tuple(root.items("features", str, [])),
+        job=root.text("job", ""),
+        data=manifest_fields.data(root),
+        sealed=own is not None,
+    )
 
 
 def _damaged(path: Path | str, error: Exception) -> str:
@@ -439,7 +485,7 @@ def check_files(
         contents: compare hashes too, not only sizes.
     """
     for name in names:
-        problem = _difference(directory / name, *manifest.files[name], contents=contents)
+        problem = _difference(directory, name, *manifest.files[name], contents=contents)
         if problem and not manifest.sealed:
             # The text of a manifest without digest proves nothing.
             problem += f"; it or {directory / MANIFEST} was damaged, which cannot be told apart"
@@ -447,38 +493,24 @@ def check_files(
             yield problem
 
 
-def _difference(path: Path, size: int, digest: str, *, contents: bool) -> str:
+def _difference(directory: Path, name: str, size: int, digest: str, *, contents: bool) -> str:
+    path: Path | str = directory / name
     try:
-        status = path.stat()
+        path, real = shown_path(directory, name), inside(directory, name)
+        status = real.stat()
         if not stat.S_ISREG(status.st_mode):
             return f"{path}: is no file"
         if status.st_size != size:
             return f"{path}: {status.st_size} bytes, the manifest says {size} (truncated or overwritten)"
-        if contents and digest_file(path)[1] != digest:
+        if contents and digest_file(real)[1] != digest:
             return f"{path}: the contents changed since it was written (SHA-256 differs from the manifest)"
+    except CheckpointError as error:
+        return str(error)
     except FileNotFoundError:
         return f"{path}: missing"
     except OSError as error:
         return f"{path}: {explain(error)}"
     return ""
-
-
-def explain(error: BaseException) -> str:
-    """Describe an operating-system error in one phrase, with the way out where there is one."""
-    number = getattr(error, "errno", None)
-    name = getattr(error, "filename", None)
-    where = f" ({name})" if name else ""
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space left on the device{where}; free some, or lower --keep-last-n"
-    if number == errno.EFBIG:
-        return f"the file system refused a write: larger than a file may be (ulimit -f){where}"
-    if number == errno.EROFS:
-        return f"the file system is read-only{where}; mount it for writing, or choose another folder"
-    if number in (errno.EACCES, errno.EPERM):
-        return f"no permission{where}; give it to this user, or choose another folder"
-    if number in (errno.EEXIST, errno.ENOTDIR):
-        return f"something that is no folder is in its place{where}; move it away, or choose another folder"
-    return str(error) or type(error).__name__
 
 
 def sync_directory(path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone.checkpoint.publish import explain
+from mindspeed_core.hosts.standalone.checkpoint.os_errors import explain
 
 
 class WorkerLost(Exception):

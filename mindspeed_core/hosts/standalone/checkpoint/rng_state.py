@@ -14,6 +14,10 @@ import numpy as np
 import torch
 from megatron.core import tensor_parallel
 
+from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone.checkpoint.fields import Fields
+from mindspeed_core.hosts.standalone.checkpoint.opened_files import ANOTHER
+
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.run import Run
@@ -49,6 +53,63 @@ def capture(platform: Platform) -> dict[str, Any]:
             for key, value in tensor_parallel.get_cuda_rng_tracker().get_states().items()
         },
     }
+
+
+def check(states: Any, where: str) -> None:
+    """Check random states as a checkpoint holds them: a list with one for each data-parallel rank, or one.
+
+    Generators take some of it without a look: numpy's position in its words may lie behind their end.
+
+    Raises:
+        CheckpointError: names file and field.
+    """
+    if not isinstance(states, list) or not states:
+        raise CheckpointError(
+            f"{where}: is no list of random states; the file is damaged or forged; {ANOTHER}"
+        )
+    for state in states:
+        fields = Fields(where, state)
+        python = fields.value("random_rng_state")
+        if (
+            not isinstance(python, (list, tuple))
+            or len(python) != 3
+            or python[0] != 3
+            or not _are_words(python[1], 625)
+            or not 0 <= python[1][-1] <= 624
+            or not (python[2] is None or isinstance(python[2], float))
+        ):
+            fields.refuse("random_rng_state", python, "what Python's random.getstate returns")
+        numpy = fields.value("np_rng_state")
+        if (
+            not isinstance(numpy, (list, tuple))
+            or len(numpy) != 5
+            or numpy[0] != "MT19937"
+            or not _are_words(numpy[1], 624)
+            or type(numpy[2]) is not int
+            or not 0 <= numpy[2] <= 624
+            or numpy[3] not in (0, 1)
+            or not isinstance(numpy[4], float)
+        ):
+            fields.refuse("np_rng_state", numpy, "what numpy's random.get_state returns")
+        for name in ("torch_rng_state", "cuda_rng_state"):
+            _check_bytes(fields, name)
+        tracker = fields.child("rng_tracker_states")
+        for name in tracker.content:
+            _check_bytes(tracker, name)
+
+
+def _are_words(values: Any, count: int) -> bool:
+    if isinstance(values, np.ndarray):
+        return values.shape == (count,) and values.dtype.kind in "ui" and bool((values >= 0).all())
+    if not isinstance(values, (list, tuple)) or len(values) != count:
+        return False
+    return all(type(value) is int and 0 <= value < 1 << 32 for value in values)
+
+
+def _check_bytes(fields: Fields, name: str) -> None:
+    value = fields.value(name)
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.uint8 or not 8 <= value.numel() <= 1 << 20:
+        fields.refuse(name, value, "the state of a generator, a tensor of bytes")
 
 
 def apply(state: dict[str, Any], platform: Platform) -> None:

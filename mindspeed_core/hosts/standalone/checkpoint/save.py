@@ -29,6 +29,7 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import (
 from mindspeed_core.hosts.standalone.checkpoint.destination import Destination, destination
 from mindspeed_core.hosts.standalone.checkpoint.publication import Publication
 from mindspeed_core.hosts.standalone.checkpoint.reasons import WorkerLost, reason_of
+from mindspeed_core.hosts.standalone.checkpoint.retention import Retention
 from mindspeed_core.hosts.standalone.checkpoint.saved_state import SavedState, collect_state
 from mindspeed_core.hosts.standalone.checkpoint.shard_files import Digests, ShardFile
 from mindspeed_core.hosts.standalone.checkpoint.shard_plan import (
@@ -57,12 +58,12 @@ _SHARE_OF_HANG = 0.8
 
 @dataclass(frozen=True)
 class _Target:
-    """A checkpoint that is being written: where to, by this rank, its manifest, how many others to keep."""
+    """A checkpoint that is being written: where to, by this rank, its manifest, which others to keep."""
 
     destination: Destination
     temporary: Path
     manifest: publish.Manifest
-    keep: int | None
+    retention: Retention
 
     @property
     def what(self) -> str:
@@ -237,7 +238,7 @@ class Saver:
             self._process = on_first_rank(what, publish.process_id)
             self._plan = make_plan(what, content.sharded, content.common, content.layout, run.pg.dp_cp)
         assert self._plan is not None
-        target = _Target(where, where.settle(self._process), content.manifest, run.args.keep_last_n)
+        target = _Target(where, where.settle(self._process), content.manifest, Retention.of(run.args))
         if in_background:
             if staged is None:
                 staged = self._stage(run, self._plan, content)
@@ -379,4 +380,4 @@ def _publish(target: _Target, plan: ShardPlan, everyones: list[Any]) -> None:
     rest = [path for path in sorted(temporary.iterdir()) if path.name not in files]
     publish.sync_files(rest)
     files.update({path.name: publish.digest_file(path) for path in rest})
-    target.destination.finish(replace(manifest, files=dict(sorted(files.items()))), target.keep)
+    target.destination.finish(replace(manifest, files=dict(sorted(files.items()))), target.retention)

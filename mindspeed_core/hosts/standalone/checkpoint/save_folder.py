@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone.checkpoint.os_errors import explain
 from mindspeed_core.hosts.standalone.checkpoint.processes import host_name, process_namespace, start_of
-from mindspeed_core.hosts.standalone.checkpoint.publish import explain
 from mindspeed_core.launch.environment import current_job
 
 if TYPE_CHECKING:

@@ -24,9 +24,11 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
 from mindspeed_core.hosts.standalone.checkpoint.shard_files import ShardFile
 from mindspeed_core.hosts.standalone.checkpoint.shard_plan import Layout, layout_of
+from mindspeed_core.hosts.standalone.data.identity import TrainingData
 from mindspeed_core.launch.environment import current_job
-from mindspeed_core.megatron import model_state, optimizer_state
+from mindspeed_core.megatron import model_record, model_state, optimizer_state
 from mindspeed_core.megatron.feature_state import feature_parts
+from mindspeed_core.megatron.model_record import describe_run, softmax_size
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -65,6 +67,7 @@ def collect_state(run: Run) -> SavedState:
         if run.optimizer is not None:
             optimizer_state.forget_overrides(run.optimizer)
     state.update(checkpoint_content.common_state(run))
+    state["features"] = {**state.get("features", {}), model_record.KEY: describe_run(run).as_dict()}
     state["content_metadata"] = checkpoint_content.without_groups(described)
     # Whether the shards of all ranks make up whole tensors is checked with the plan.
     sharded, common = split(state)
@@ -129,9 +132,10 @@ def _manifest(run: Run, features: tuple[str, ...]) -> publish.Manifest:
         plan=run.session.plan.as_dict(),
         versions=checkpoint_content.versions(run),
         layout=checkpoint_content.layout(run),
-        model=model_arguments(run.args),
+        model={**model_arguments(run.args), "softmax_vocab_size": softmax_size(describe_run(run))},
         features=features,
         job=current_job().name,
+        data=run.session.state(TrainingData).record,
     )
 
 

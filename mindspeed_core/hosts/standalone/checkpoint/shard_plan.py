@@ -34,10 +34,11 @@ from megatron.core.dist_checkpointing.validation import (
 )
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from mindspeed_core.hosts.standalone.checkpoint import index as checkpoint_index
 from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks, on_first_rank
 from mindspeed_core.hosts.standalone.checkpoint.shard_files import Piece, ShardFile, length_of
 from mindspeed_core.hosts.standalone.checkpoint.tensor_archive import around
@@ -114,9 +115,42 @@ class ShardPlan:
         return found
 
     def write_index(self, directory: Path, results: list[list[WriteResult]]) -> None:
-        """Write torch's index of all ranks' files. On rank 0."""
+        """Write the index of all ranks' files: as data, and as torch and Megatron-LM read it. On rank 0."""
         assert self.index is not None
+        text = checkpoint_index.describe(_as_data(self.index, [found for each in results for found in each]))
+        (directory / checkpoint_index.NAME).write_text(text)
         FileSystemWriter(directory).finish(replace(self.index), results)
+
+
+def _as_data(metadata: Metadata, results: Sequence[WriteResult]) -> checkpoint_index.Index:
+    """Return torch's index and places as an index of our own."""
+    places = {
+        (
+            found.index.fqn,
+            None if found.index.offset is None else tuple(found.index.offset),
+        ): checkpoint_index.Place(
+            found.storage_data.relative_path, found.storage_data.offset, found.storage_data.length
+        )
+        for found in results
+    }
+    tensors, objects = {}, {}
+    for key, entry in metadata.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            objects[key] = places[key, None]
+            continue
+        chunks = [
+            checkpoint_index.Chunk(tuple(c.offsets), tuple(c.sizes), places[key, tuple(c.offsets)])
+            for c in entry.chunks
+        ]
+        dtype = str(entry.properties.dtype).removeprefix("torch.")
+        tensors[key] = checkpoint_index.TensorEntry(dtype, tuple(entry.size), tuple(chunks))
+    nested = "nd_reformulated_orig_global_shape"
+    shapes = {
+        key: tuple(data[nested])
+        for key, data in (getattr(metadata, "mcore_data", None) or {}).items()
+        if data.get(nested) is not None
+    }
+    return checkpoint_index.Index(tensors, objects, shapes)
 
 
 def layout_of(shards: Sequence[Any]) -> Layout:

@@ -23,6 +23,7 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import publish
 from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks
 from mindspeed_core.hosts.standalone.checkpoint.object_store import ObjectStore
+from mindspeed_core.hosts.standalone.checkpoint.os_errors import explain
 from mindspeed_core.runtime.gather import all_gather_values
 
 FLAG = "--checkpoint-staging"
@@ -63,7 +64,7 @@ def staging_root(args: Namespace | None = None) -> Path:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = root.lstat()
     except OSError as error:
-        raise CheckpointError(f"{FLAG} {root}: {publish.explain(error)}") from error
+        raise CheckpointError(f"{FLAG} {root}: {explain(error)}") from error
     if not chosen and (
         not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022
     ):
@@ -86,7 +87,7 @@ def private_folder(root: Path, name: str) -> Path:
         remove(folder)
         folder.mkdir(mode=0o700)
     except OSError as error:
-        raise CheckpointError(f"{FLAG} {root}: {publish.explain(error)}") from error
+        raise CheckpointError(f"{FLAG} {root}: {explain(error)}") from error
     return folder
 
 

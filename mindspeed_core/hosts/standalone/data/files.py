@@ -1,8 +1,9 @@
 """Check of a tokenized dataset (a ``.bin`` / ``.idx`` pair) before a run depends on it.
 
 megatron-core notices a truncated file only when a sample of the missing part is read, hours into a run, and
-on one rank. The checks here read the index and file sizes only, so that they cost nothing at start; importing
-this module loads neither torch nor megatron-core.
+on one rank; a wrong place of a document it never notices, and trains on other tokens. The checks here read
+the index and file sizes, in blocks, and compare each field with those that it follows from; importing this
+module loads neither torch nor megatron-core.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from mindspeed_core.errors import DataError
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = dict(enumerate("uint8 int8 int16 int32 int64 float64 float32 uint16".split(), start=1))
+_BLOCK = 1 << 20
 _REMAKE = "copy the pair again, or make it again with prepare-text"
 
 
@@ -89,13 +92,13 @@ def check_dataset_files(prefix: str | Path, flag: str = "--data-path") -> Datase
                 f"{expected}; {_REMAKE}"
             )
         lengths = np.fromfile(stream, dtype=np.int32, count=sequences)
-        stream.seek(sequences * 8, 1)
-        ends = np.fromfile(stream, dtype=np.int64, count=boundaries)
-    if sequences == 0:
-        raise DataError(f"{index}: the dataset is empty; prepare it from files that contain text")
-    if boundaries == 0 or int(ends[-1]) != sequences or int(lengths.min()) < 0:
-        raise DataError(f"{index}: document boundaries do not match its {sequences} sequences; {_REMAKE}")
-    dtype = np.dtype(_DTYPES[code])
+        if sequences == 0:
+            raise DataError(f"{index}: the dataset is empty; prepare it from files that contain text")
+        if int(lengths.min()) < 0:
+            raise DataError(f"{index}: a sequence has {int(lengths.min())} tokens; {_REMAKE}")
+        dtype = np.dtype(_DTYPES[code])
+        _check_pointers(index, stream, lengths, dtype.itemsize)
+        _check_boundaries(index, stream, boundaries, sequences)
     tokens = int(lengths.sum(dtype=np.int64))
     actual = tokens_file.stat().st_size
     if actual != tokens * dtype.itemsize:
@@ -105,6 +108,37 @@ def check_dataset_files(prefix: str | Path, flag: str = "--data-path") -> Datase
             f"{dtype.itemsize} bytes = {tokens * dtype.itemsize}; {_REMAKE}"
         )
     return DatasetFiles(str(prefix), boundaries - 1, lengths, tokens, dtype)
+
+
+def _check_pointers(index: Path, stream: IO[bytes], lengths: np.ndarray, width: int) -> None:
+    """Compare where each sequence begins with the lengths of those before it."""
+    begin = 0
+    for first in range(0, len(lengths), _BLOCK):
+        counts = lengths[first : first + _BLOCK].astype(np.int64) * width
+        ends = begin + np.cumsum(counts)
+        found = np.fromfile(stream, dtype=np.int64, count=len(counts))
+        wrong = np.flatnonzero(found != ends - counts)
+        if len(wrong):
+            at = int(wrong[0])
+            raise DataError(
+                f"{index}: sequence {first + at} should begin at byte {int(ends[at] - counts[at])}, by the "
+                f"lengths of those before it, and the index says {int(found[at])}; {_REMAKE}"
+            )
+        begin = int(ends[-1])
+
+
+def _check_boundaries(index: Path, stream: IO[bytes], count: int, sequences: int) -> None:
+    """Check that documents begin with the first sequence, end with the last, and follow on each other."""
+    last = 0
+    for first in range(0, count, _BLOCK):
+        found = np.fromfile(stream, dtype=np.int64, count=min(_BLOCK, count - first))
+        if not first and int(found[0]) != 0:
+            raise DataError(f"{index}: the first document begins at sequence {int(found[0])}; {_REMAKE}")
+        if int(found[0]) < last or (np.diff(found) < 0).any():
+            raise DataError(f"{index}: a document ends before it begins; {_REMAKE}")
+        last = int(found[-1])
+    if not count or last != sequences:
+        raise DataError(f"{index}: document boundaries do not match its {sequences} sequences; {_REMAKE}")
 
 
 def token_counts(prefix: str | Path) -> np.ndarray:

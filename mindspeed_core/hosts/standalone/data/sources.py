@@ -116,9 +116,11 @@ def data_sources(args: Namespace) -> Sources:
         ]
         sources = Sources(per_split=(blends[0], blends[1], blends[2]))
     if sources.blend(0) is None and not getattr(args, "skip_train", False):
-        raise ArgumentError(
-            "--train-data-path", None, "the other splits have data, training has none", "name a dataset"
-        )
+        reason = "the other splits have data, training has none"
+        if kinds[0] == "per_split_data_args_path":
+            named = args.per_split_data_args_path
+            raise NamedFileError("--per-split-data-args-path", named, reason, "name a dataset for 'train'")
+        raise ArgumentError("--train-data-path", None, reason, "name a dataset")
     return sources
 
 

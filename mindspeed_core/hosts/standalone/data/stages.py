@@ -7,6 +7,7 @@ broadcast over tensor parallelism is needed, and a rank that fails to build them
 from __future__ import annotations
 
 import dataclasses
+import logging
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.sizes import check_index_fits
 from mindspeed_core.hosts.standalone.checkpoint.content import LoadedBatch
 from mindspeed_core.hosts.standalone.data.files import DatasetFiles, check_dataset_files, largest_token
+from mindspeed_core.hosts.standalone.data.identity import TrainingData, check_unchanged, record_of
 from mindspeed_core.hosts.standalone.data.index_cache import BlendedDataset, GPTDataset
 from mindspeed_core.hosts.standalone.data.open_iterators import OpenIterators
 from mindspeed_core.hosts.standalone.data.python_helpers import index_builders
@@ -37,11 +39,14 @@ from mindspeed_core.hosts.standalone.text.stages import (
 from mindspeed_core.hosts.standalone.text.tokenizer import NullTokenizer, Tokenizer
 from mindspeed_core.megatron.data_source import data_source
 from mindspeed_core.megatron.micro_batches import check_shape, micro_batches
+from mindspeed_core.megatron.random_sampler import RandomSampler
 from mindspeed_core.run import Batch, DataIterators, Datasets, Run, Sampling
 from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
+
+logger = logging.getLogger("mindspeed_core")
 
 _Sizes = tuple[int, int | None, int]
 _Shares = tuple[float, float, float]
@@ -281,6 +286,7 @@ def _build(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
     if args.full_validation:
         values["full_validation"] = True
     _check_sources(sources, tokenizer, shares, args.split, num_samples)
+    _check_identity(session, sources, args)
     check_index_fits(args, num_samples)
     config = GPTDatasetConfig(**values)
     if config.split_matrix is not None:
@@ -302,6 +308,17 @@ def _build(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
     sets = valid if isinstance(valid, list) else [] if valid is None else [valid]
     names = _set_names(sources.blend(1))
     return Datasets(train, None, test, dict(zip(names, sets)))
+
+
+def _check_identity(session: Session, sources: Sources, args: Namespace) -> None:
+    """Compare the training data with the checkpoint's, and keep their record for the next; on one rank."""
+    if sources.made_up or (dist.is_initialized() and dist.get_rank() != 0):
+        return
+    data = session.state(TrainingData)
+    data.record = record_of(sources, args.split)
+    changed = check_unchanged(data, allowed=bool(args.allow_other_data) or bool(args.skip_train))
+    if changed:
+        logger.warning("%s", changed)
 
 
 def _without(num_samples: _Sizes, absent: Sequence[bool]) -> _Sizes:
@@ -410,6 +427,8 @@ def _iterators(
         endless=endless,
         seed=run.args.seed,
     )
+    cyclic = run.args.dataloader_type == "cyclic" and datasets.batch_sampler is None
+    whole = split.startswith(SPLITS[1]) and run.args.full_validation
     made = [
         micro_batches(
             datasets,
@@ -417,6 +436,7 @@ def _iterators(
             num_workers=run.args.num_workers,
             pin_memory=run.dist.device.type not in ("cpu", "meta"),
             owner=data_source(run.session),
+            order=RandomSampler(sampling, sharded=run.args.data_sharding) if cyclic and not whole else None,
         )
         for _ in run.model
     ]

@@ -10,6 +10,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.hosts.standalone.checkpoint import rng_state
 from mindspeed_core.megatron.fully_sharded.torch_fsdp2 import local_part
 from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_core.runtime.losses import copied_later
 
 if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
@@ -56,17 +58,65 @@ class BadSteps:
         self.in_a_row = int(state["in_a_row"])
 
 
+@dataclass(frozen=True)
+class _Unseen:
+    """A loss that is on its way to the host."""
+
+    microbatch: int
+    batch: Batch
+    model_chunk: MegatronModule
+    read: Callable[[], float]
+
+
+class UnseenLosses:
+    """Losses of micro-batches whose values nobody has waited for yet."""
+
+    def __init__(self) -> None:
+        self.found: deque[_Unseen] = deque()
+
+
 def check_loss(run: Run, batch: Batch, total: torch.Tensor, model_chunk: MegatronModule) -> None:
-    """Look at the loss of one micro-batch, before backward.
+    """Look at the loss of one micro-batch: before backward where it is known, else at the next one's.
+
+    Waiting for a device here would leave it without work in every micro-batch. The schedule's end
+    looks at the last one.
 
     Raises:
-        UserError: it is not finite, and such a step ends the run.
+        UserError: a loss is not finite, and such a step ends the run.
     """
-    if not run.args.check_for_nan_in_loss_and_grad or math.isfinite(total.item()):
+    if not run.args.check_for_nan_in_loss_and_grad:
         return
-    where = f"micro-batch {run.context.microbatch} on rank {run.dist.rank}"
-    origin = _guard(lambda: origin_of_loss(run, batch, model_chunk))
-    text = f"the loss of step {run.iteration + 1}, {where}, is {float(total)}; {origin}"
+    now = known_at_once(total)
+    read = total.item if now else copied_later(total, run.session.platform)
+    unseen = run.session.state(UnseenLosses).found
+    unseen.append(_Unseen(run.context.microbatch, batch, model_chunk, read))
+    look_at_losses(run, but=0 if now else 1)
+
+
+def known_at_once(loss: torch.Tensor) -> bool:
+    """Return whether looking at a loss waits for nothing."""
+    return loss.device.type == "cpu"
+
+
+def look_at_losses(run: Run, *, but: int = 0) -> None:
+    """Look at the losses that nobody has looked at yet, the last ``but`` of them left out.
+
+    Raises:
+        UserError: one is not finite, and such a step ends the run.
+    """
+    unseen = run.session.state(UnseenLosses).found
+    while len(unseen) > but:
+        one = unseen.popleft()
+        total = one.read()
+        if not math.isfinite(total):
+            unseen.clear()
+            _report_loss(run, one, total)
+
+
+def _report_loss(run: Run, one: _Unseen, total: float) -> None:
+    where = f"micro-batch {one.microbatch} on rank {run.dist.rank}"
+    origin = _guard(lambda: origin_of_loss(run, one.batch, one.model_chunk))
+    text = f"the loss of step {run.iteration + 1}, {where}, is {total}; {origin}"
     if run.args.bad_step_action == "stop":
         raise UserError(
             f"{text}. Lower --lr or check the data; --bad-step-action skip leaves such steps out, "
@@ -79,13 +129,16 @@ def with_named_gradients(run: Run, schedule: Callable[[], T]) -> T:
     """Run the schedule; megatron-core's word that a bucket is not finite becomes the name of a parameter.
 
     Raises:
-        UserError: a gradient of this rank is not finite.
+        UserError: a loss or a gradient of this rank is not finite.
     """
+    run.session.state(UnseenLosses).found.clear()
     try:
         return schedule()
     except RuntimeError as error:
         if _FROM_BUCKETS not in str(error):
             raise
+        # The loss was there before its gradients.
+        look_at_losses(run)
         raise UserError(
             f"step {run.iteration + 1}, rank {run.dist.rank}: {_guard(lambda: bad_gradient(run))}. Lower "
             "--lr or check the data; --bad-step-action skip leaves such steps out"

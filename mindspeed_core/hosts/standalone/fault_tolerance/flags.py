@@ -30,6 +30,11 @@ FAULT_TOLERANCE_FLAGS: tuple[Flag, ...] = (
         help="Let signals end the process at once, without saving.",
     ),
     Flag(
+        "--check-weight-hash-across-dp-replicas-interval",
+        type=int,
+        help="Steps between comparisons of the weights of data-parallel replicas; a difference ends the run.",
+    ),
+    Flag(
         "--check-for-spiky-loss",
         help="Treat a loss of --loss-spike-factor times the largest of the last 100 steps as a bad step.",
     ),

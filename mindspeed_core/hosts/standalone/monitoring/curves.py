@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
 from io import StringIO
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.terminal.foreign_text import for_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,7 +60,7 @@ def svg_curve(title: str, curves: Mapping[str, Points]) -> str:
     width, height = figure.get_size_inches() * 72
     # Several drawings share a page, where an id may stand once; nothing here is referred to by its own.
     content = re.sub(r' id="[^"]*"', "", drawing[drawing.index('<g id="figure') :])
-    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}">\n{content}'
+    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{for_html(title)}">\n{content}'
 
 
 def _figure(

@@ -42,6 +42,8 @@ MONITORING_FLAGS = (
     ),
     Flag("--log-straggler", help="Compare the forward times of ranks and name the slowest."),
     Flag("--straggler-minmax-count", type=int, default=1, help="Slowest and fastest ranks that are named."),
+    Flag("--log-params-norm", help="Log the norm of all parameters."),
+    Flag("--log-energy", help="Log the energy of a step and the power, where the device tells."),
     Flag("--tensorboard-dir", type=str, per_rank=True, help="Write TensorBoard events into this folder."),
     Flag("--tensorboard-log-interval", type=int, default=1, help="Steps between TensorBoard events."),
     Flag(

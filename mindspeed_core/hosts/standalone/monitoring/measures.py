@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.hosts.standalone.monitoring.energy import EnergyMeter
 from mindspeed_core.hosts.standalone.monitoring.straggler import (
     ForwardClock,
     straggler_line,
@@ -15,6 +16,7 @@ from mindspeed_core.hosts.standalone.monitoring.straggler import (
 )
 from mindspeed_core.hosts.standalone.monitoring.throughput import Throughput, measure_throughput
 from mindspeed_core.hosts.standalone.monitoring.timing import gather_times, reported_times, time_lines
+from mindspeed_core.megatron.parameter_norm import parameter_norm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,11 +29,13 @@ class Measures:
 
     throughput: Throughput | None = None
     clock: ForwardClock | None = None
+    energy: EnergyMeter | None = None
 
     def start(self, run: Run) -> None:
-        """Prepare what ``--log-throughput`` and ``--log-straggler`` need."""
+        """Prepare what ``--log-throughput``, ``--log-straggler`` and ``--log-energy`` need."""
         self.throughput = measure_throughput(run) if run.args.log_throughput else None
         self.clock = ForwardClock(run.session.platform) if run.args.log_straggler else None
+        self.energy = EnergyMeter(run) if run.args.log_energy else None
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return a context that measures one forward pass of a micro-batch."""
@@ -40,8 +44,8 @@ class Measures:
     def numbers(self, run: Run, result: StepResult) -> dict[str, Any]:
         """Return the numbers of a logged step. Collective.
 
-        Keys: those of `Throughput.figures`, those of `compare_ranks`, and ``timing_ms`` with the parts of a
-        step under ``--timing-log-option``.
+        Keys: those of `Throughput.figures`, `compare_ranks` and `EnergyMeter.figures`, ``params_norm``, and
+        ``timing_ms`` with the parts of a step under ``--timing-log-option``.
         """
         found: dict[str, Any] = {}
         if self.throughput is not None:
@@ -49,6 +53,11 @@ class Measures:
             found.update(self.throughput.figures(samples, result.seconds, run.dist.world_size))
         if self.clock is not None:
             found.update(straggler_report(run, self.clock))
+        if self.energy is not None:
+            found.update(self.energy.figures(run))
+        if run.args.log_params_norm:
+            run.complete_parameters()
+            found["params_norm"] = float(parameter_norm(run))
         times = gather_times(run)
         if times:
             found["timing_ms"] = reported_times(times, run.args.timing_log_option)

@@ -24,8 +24,11 @@ from mindspeed_core.hosts.standalone.monitoring.records import RecordFile, Recor
 from mindspeed_core.hosts.standalone.monitoring.writers import open_writers
 from mindspeed_core.launch import last_save
 from mindspeed_core.launch.last_save import LastSave
+from mindspeed_core.megatron.model_state import LoadedWeights
 from mindspeed_core.runtime.spared_failures import SparedFailures
+from mindspeed_core.terminal.foreign_text import clean
 from mindspeed_core.terminal.output import silence
+from mindspeed_core.upstream.notes import lines
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -169,6 +172,7 @@ class RunLog:
         """Print a line beside the progress bar."""
         if not self.active or self._unread:
             return
+        text = clean(text, lines=True)
         try:
             self._print(text)
         except UnicodeEncodeError:
@@ -181,7 +185,7 @@ class RunLog:
             print(text, file=self._output, flush=True)
             return
         try:
-            self._bar.console.print(text, highlight=False, soft_wrap=True)
+            self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
         except SystemExit as error:
             # A console of rich answers a reader that has gone with the end of the program.
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from error
@@ -277,6 +281,8 @@ def announce(run: Run, log: RunLog, seconds: float) -> None:
         log.say(f"held back: {held.name}: {held.reason}")
     for note in plan.notes:
         log.say(f"note: {note}")
+    for line in lines(plan.flag_notes, explain=args.explain):
+        log.say(line)
     start = _start(run)
     what = f"validating {start}" if args.skip_train else f"training {start} to step {args.train_iters}"
     where = "no files" if run.run_dir is None else f"files in {run.run_dir}"
@@ -285,8 +291,11 @@ def announce(run: Run, log: RunLog, seconds: float) -> None:
 
 def _start(run: Run) -> str:
     path = run.loaded.path
+    if path is None and run.iteration:
+        return f"from step {run.iteration}, which a feature loaded"
     if path is None:
-        return "from scratch"
+        loaded = any(run.session.state(LoadedWeights).names.values())
+        return "from step 0 with weights that a feature loaded" if loaded else "from scratch"
     if not run.iteration:
         return f"from step 0 with the weights of {path}"
     return f"from step {run.iteration} of {path}"

@@ -12,7 +12,6 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from mindspeed_core.hosts.standalone.checkpoint.source import published_names
 from mindspeed_core.hosts.standalone.monitoring.curves import LOSS, Points, loss_series, series, svg_curve
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.throughput import operations_of
+from mindspeed_core.terminal.foreign_text import clean, for_html, for_markdown
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -95,9 +95,10 @@ def curves_of(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Point
 
 def as_markdown(summary: Summary) -> str:
     """Format the page as Markdown."""
-    lines = [f"# {summary.title}", "", "```", summary.command, "```"]
+    # Indented, so that no fence in the text can end it.
+    lines = [f"# {for_markdown(summary.title)}", "", f"    {clean(summary.command)}"]
     for name, rows in summary.sections.items():
-        lines += ["", f"## {name}", "", "| | |", "|---|---|"]
+        lines += ["", f"## {for_markdown(name)}", "", "| | |", "|---|---|"]
         lines += [f"| {_cell(key)} | {_cell(value)} |" for key, value in rows]
     lines += ["", "## Curves", "", "![loss over steps](loss_curve.png)", ""]
     return "\n".join(lines)
@@ -105,16 +106,16 @@ def as_markdown(summary: Summary) -> str:
 
 def as_html(summary: Summary) -> str:
     """Format the page as HTML that refers to nothing outside itself."""
-    title = escape(summary.title)
+    title = for_html(summary.title)
     parts = [
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1>",
-        f"<pre>{escape(summary.command)}</pre>",
+        f"<pre>{for_html(summary.command)}</pre>",
         *(svg_curve(name, series) for name, series in summary.curves.items()),
     ]
     for name, rows in summary.sections.items():
-        body = "\n".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in rows)
-        parts.append(f"<h2>{escape(name)}</h2><table>\n{body}\n</table>")
+        body = "\n".join(f"<tr><td>{for_html(k)}</td><td>{for_html(v)}</td></tr>" for k, v in rows)
+        parts.append(f"<h2>{for_html(name)}</h2><table>\n{body}\n</table>")
     return "\n".join([*parts, "</body></html>", ""])
 
 
@@ -206,4 +207,4 @@ def _versions(run: Run) -> Rows:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return for_markdown(" ".join(text.split()))

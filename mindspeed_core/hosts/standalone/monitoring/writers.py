@@ -22,6 +22,7 @@ _NAMES = {
     "loss": "lm loss",
     "learning_rate": "learning-rate",
     "grad_norm": "grad-norm",
+    "params_norm": "params-norm",
     "num_zeros": "num-zeros",
     "tokens_per_second": "tokens-per-second",
     "tflops_per_device": "throughput",

@@ -63,6 +63,7 @@ class Work:
         reading: how files are read.
         append_eod: end each document with the end-of-document token.
         dtype: name of the type of a token.
+        eod_token: the end-of-document token, where a flag names it.
     """
 
     folder: str
@@ -72,10 +73,13 @@ class Work:
     reading: Reading
     append_eod: bool
     dtype: str
+    eod_token: str | None = None
 
     def part(self, segments: Sequence[Segment]) -> Part:
         """Make a part with its name."""
-        how = {name: value for name, value in asdict(self).items() if name not in ("folder", "tokenizer")}
+        # The identity has what a flag says of the tokenizer.
+        beside = ("folder", "tokenizer", "eod_token")
+        how = {name: value for name, value in asdict(self).items() if name not in beside}
         read = [[asdict(segment), *file_facts(segment.file)] for segment in segments]
         digest = hashlib.sha256(json.dumps([how, read], sort_keys=True).encode()).hexdigest()
         return Part(f"part-{digest[:32]}", tuple(segments))
@@ -133,7 +137,7 @@ def make_parts(
             progress(part.size)
     reused = len(parts) - len(missing)
     if workers == 1 or len(missing) <= 1:
-        tokenizer = load_tokenizer(work.tokenizer, work.tokenizer_type)
+        tokenizer = load_tokenizer(work.tokenizer, work.tokenizer_type, work.eod_token)
         for part in missing:
             _make(part, work, tokenizer)
             progress(part.size)
@@ -201,7 +205,7 @@ _worker: list[Any] = []
 def _start_worker(work: Work) -> None:
     # The processes share the machine already; threads of the tokenizer on top would only compete.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker[:] = [work, load_tokenizer(work.tokenizer, work.tokenizer_type)]
+    _worker[:] = [work, load_tokenizer(work.tokenizer, work.tokenizer_type, work.eod_token)]
 
 
 def _make_here(part: Part) -> str:

@@ -24,6 +24,7 @@ import numpy as np
 
 from mindspeed_core.errors import ArgumentError, DataError, UserError
 from mindspeed_core.hosts.standalone.data.files import token_counts, token_dtype, write_index
+from mindspeed_core.hosts.standalone.text.end_token import note_token
 from mindspeed_core.hosts.standalone.text.input import (
     SUFFIXES,
     Reading,
@@ -42,6 +43,7 @@ from mindspeed_core.hosts.standalone.text.parts import (
     plan_parts,
 )
 from mindspeed_core.hosts.standalone.text.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from mindspeed_core.terminal.foreign_text import emit
 
 _ENCODING_ERRORS = ("error", "replace", "skip")
 
@@ -110,6 +112,7 @@ def prepare_text(
     vocab_size: int = 8192,
     tokenizer: str | Path | None = None,
     tokenizer_type: str | None = None,
+    eod_token: str | None = None,
     append_eod: bool = True,
     split_documents: int | None = None,
     encoding_errors: str = "error",
@@ -130,6 +133,7 @@ def prepare_text(
         vocab_size: size of a newly trained tokenizer.
         tokenizer: an existing tokenizer to use instead.
         tokenizer_type: its type, where the file does not show it, see `load_tokenizer`.
+        eod_token: the end-of-document token of ``tokenizer``, where it is none of the usual ones.
         append_eod: end each document with the end-of-document token.
         split_documents: see `Reading`.
         encoding_errors: see `Reading`.
@@ -159,7 +163,7 @@ def prepare_text(
             if tokenizer is None:
                 tokenizer = _trained_tokenizer(files, reading, vocab_size, folder, bar)
             source = Path(tokenizer)
-            chosen = load_tokenizer(source, tokenizer_type)
+            chosen = load_tokenizer(source, tokenizer_type, eod_token)
             work = Work(
                 str(folder),
                 str(source),
@@ -168,6 +172,7 @@ def prepare_text(
                 reading,
                 append_eod,
                 token_dtype(chosen.vocab_size).name,
+                eod_token,
             )
             parts = plan_parts(files, work, part_bytes)
             bar.begin("tokenizing", sum(part.size for part in parts))
@@ -231,6 +236,7 @@ def _publish(
         final[2].unlink(missing_ok=True)
         for written, path in zip(temporary, final):
             os.replace(written, path)
+        note_token(final[0], tokenizer.eod_token)
     finally:
         for written in temporary:
             with suppress(OSError):
@@ -293,6 +299,7 @@ class _Progress:
     ),
     help="Its type, where the file does not show it.",
 )
+@click.option("--eod-token", help="Its token that ends documents, where it is none of the usual ones.")
 @click.option(
     "--json-keys",
     multiple=True,
@@ -335,15 +342,15 @@ def command(inputs: tuple[str, ...], output_prefix: str, suffixes: tuple[str, ..
     except UserError as error:
         raise click.ClickException(str(error)) from error
     for file in made.skipped:
-        click.echo(f"left out, not UTF-8: {file}", err=True)
+        emit(f"left out, not UTF-8: {file}", err=True)
     if made.reused:
-        click.echo(f"reused           {made.reused:,} parts of an interrupted run")
-    click.echo(f"documents        {made.documents:,}")
-    click.echo(f"tokens           {made.tokens:,}")
-    click.echo(f"text             {made.text_bytes:,} bytes ({made.text_bytes / made.tokens:.2f} per token)")
-    click.echo(f"vocabulary       {made.vocab_size:,}")
-    click.echo(
+        emit(f"reused           {made.reused:,} parts of an interrupted run")
+    emit(f"documents        {made.documents:,}")
+    emit(f"tokens           {made.tokens:,}")
+    emit(f"text             {made.text_bytes:,} bytes ({made.text_bytes / made.tokens:.2f} per token)")
+    emit(f"vocabulary       {made.vocab_size:,}")
+    emit(
         f"unigram entropy  {made.unigram_entropy:.3f} nats per token (guessing evenly: "
         f"{math.log(made.vocab_size):.3f})"
     )
-    click.echo(f"train with       --data-path {made.prefix} --tokenizer-model {made.tokenizer}")
+    emit(f"train with       --data-path {made.prefix} --tokenizer-model {made.tokenizer}")

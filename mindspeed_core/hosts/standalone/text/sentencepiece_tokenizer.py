@@ -14,6 +14,7 @@ from typing import Any
 
 from mindspeed_core.errors import DataError, NamedFileError
 from mindspeed_core.hosts.standalone.named_files import read_named_file
+from mindspeed_core.hosts.standalone.text.end_token import chosen_token, noted_token
 
 _NO_PADDING = -1
 
@@ -22,7 +23,8 @@ class SentencePieceTokenizer:
     """A SentencePiece model, in the shape that megatron-core's datasets expect.
 
     Attributes:
-        eod: id of the model's end-of-sentence token, which ends documents; ``eos`` is its other name.
+        eod: id of the token that ends documents; ``eos`` is its other name.
+        eod_token: its name, where it is not the model's end-of-sentence token.
         pad: id of the padding token, or -1 when the model has none.
         begin: id that begins every document, or None.
         unique_identifiers: what the dataset index cache depends on: the content of the file, not its place.
@@ -30,12 +32,15 @@ class SentencePieceTokenizer:
 
     suffix = ".model"
 
-    def __init__(self, path: str | Path, *, begin_of_document: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, *, begin_of_document: bool = False, eod_token: str | None = None
+    ) -> None:
         """Load a model.
 
         Args:
             path: the ``.model`` file.
             begin_of_document: begin documents with the model's begin-of-sentence token, as Llama 2 does.
+            eod_token: the token that ends documents, by default the model's end-of-sentence token.
 
         Raises:
             DataError: the library or the file is missing, or the file is no model with an end token.
@@ -55,9 +60,13 @@ class SentencePieceTokenizer:
             reason = f"is not a SentencePiece model ({error})"
             raise NamedFileError("--tokenizer-model", str(path), reason, "copy it again") from error
         self.eod: int = self._model.eos_id()
+        self.eod_token = eod_token if eod_token is not None else noted_token(Path(path))
+        if self.eod_token is not None:
+            self.eod = chosen_token(self.eod_token, self._id_of, str(path))
         if self.eod < 0:
             reason = "has no end-of-sentence token, which ends documents"
-            raise NamedFileError("--tokenizer-model", str(path), reason, "train the model with one")
+            remedy = "name another one with --eod-token, or train the model with one"
+            raise NamedFileError("--tokenizer-model", str(path), reason, remedy)
         self.eos: int = self.eod
         self.pad: int = self._model.pad_id() if self._model.pad_id() >= 0 else _NO_PADDING
         self.begin: int | None = self._model.bos_id() if begin_of_document else None
@@ -72,6 +81,12 @@ class SentencePieceTokenizer:
                 ("begin", self.begin),
             ]
         )
+        if self.eod_token is not None:
+            self.unique_identifiers["eod"] = self.eod
+
+    def _id_of(self, piece: str) -> int | None:
+        index = int(self._model.piece_to_id(piece))
+        return index if self._model.id_to_piece(index) == piece else None
 
     @property
     def vocab_size(self) -> int:

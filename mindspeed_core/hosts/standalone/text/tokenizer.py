@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 from mindspeed_core.errors import ArgumentError, NamedFileError
 from mindspeed_core.hosts.standalone.named_files import read_named_file
+from mindspeed_core.hosts.standalone.text.end_token import chosen_token, noted_token, token_named_beside
 from mindspeed_core.hosts.standalone.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from mindspeed_core.terminal.foreign_text import first_line
 
 END_OF_DOCUMENT = "<|endoftext|>"
 PADDING = "<|pad|>"
@@ -25,6 +27,9 @@ _END_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>",
 _PADDING_NAMES = (PADDING, "<|padding|>", "<pad>", "[PAD]")
 _NO_PADDING = -1
 _SMALLEST_VOCABULARY = 256 + 2
+_LARGEST_VOCABULARY = 1 << 24
+_PANIC = "PanicException"
+"""The exception of libraries in Rust where their own code fails; it is no ``Exception``."""
 
 
 class Tokenizer(Protocol):
@@ -49,6 +54,7 @@ class TextTokenizer(Tokenizer, Protocol):
     """A tokenizer as text preparation uses it."""
 
     suffix: str
+    eod_token: str | None
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of several texts."""
@@ -62,14 +68,24 @@ class BpeTokenizer:
 
     Attributes:
         eod: id of the end-of-document token; ``eos`` is its other name.
+        eod_token: its name, where that is none of the usual ones.
         pad: id of the padding token, or -1 (megatron-core's "never in the data") when the file has none.
         unique_identifiers: what the dataset index cache depends on: the content of the file, not its place.
     """
 
     suffix = ".json"
 
-    def __init__(self, tokenizer: Any, digest: str, flag: str, source: str) -> None:
+    def __init__(
+        self, tokenizer: Any, digest: str, flag: str, source: str, *, eod_token: str | None = None
+    ) -> None:
         """Wrap a `tokenizers.Tokenizer` with that digest of its content.
+
+        Args:
+            tokenizer: the tokenizer.
+            digest: of its content.
+            flag: that names its file.
+            source: the file; what is beside it may name the end-of-document token.
+            eod_token: the end-of-document token, where it is none of the usual ones.
 
         Raises:
             NamedFileError: it has no end-of-document token; names ``flag`` and its value ``source``.
@@ -77,13 +93,23 @@ class BpeTokenizer:
         self._tokenizer = tokenizer
         # A document that spells out a special token is text, not a document boundary.
         tokenizer.encode_special_tokens = True
+        named = eod_token if eod_token is not None or not source else noted_token(Path(source))
         eod = _first_id(tokenizer, _END_NAMES)
+        if named is not None:
+            eod = chosen_token(named, tokenizer.token_to_id, source)
+        elif eod is None and source:
+            named = token_named_beside(Path(source), tokenizer.token_to_id, tokenizer.id_to_token)
+            eod = None if named is None else tokenizer.token_to_id(named)
         if eod is None:
             remedy = (
-                f"add one of {', '.join(_END_NAMES)} to the tokenizer, or train a new one with prepare-text "
-                "--vocab-size"
+                f"name it with --eod-token, or add one of {', '.join(_END_NAMES)} to the tokenizer; "
+                "tokenizer_config.json and generation_config.json beside it are read too"
             )
             raise NamedFileError(flag, source, "has no end-of-document token", remedy)
+        largest = max(tokenizer.get_vocab(with_added_tokens=True).values())
+        if largest >= _LARGEST_VOCABULARY:
+            reason = f"has the id {largest}, and a model has a row for each up to the largest"
+            raise NamedFileError(flag, source, reason, "make a tokenizer whose ids follow on each other")
         padding = _first_id(tokenizer, _PADDING_NAMES)
         self.eod: int = eod
         self.eos: int = eod
@@ -91,6 +117,9 @@ class BpeTokenizer:
         self.unique_identifiers: OrderedDict[str, Any] = OrderedDict(
             [("class", type(self).__name__), ("sha256", digest)]
         )
+        self.eod_token = named
+        if named is not None:
+            self.unique_identifiers["eod"] = eod
 
     @property
     def vocab_size(self) -> int:
@@ -165,13 +194,16 @@ def tokenizer_of(args: Namespace) -> Tokenizer | None:
         ArgumentError: flags contradict each other.
         DataError: see `load_tokenizer`.
     """
-    kind, model = args.tokenizer_type, args.tokenizer_model
+    kind, model, end = args.tokenizer_type, args.tokenizer_model, getattr(args, "eod_token", None)
+    if end is not None and (kind == "NullTokenizer" or not (model or kind == "GPT2BPETokenizer")):
+        reason = "names a token of a tokenizer, and no file is given"
+        raise ArgumentError("--eod-token", end, reason, "name it with --tokenizer-model")
     if kind == "GPT2BPETokenizer":
         if not args.vocab_file or not args.merge_file:
             raise ArgumentError(
                 "--tokenizer-type", kind, "reads two files", "name them with --vocab-file and --merge-file"
             )
-        return _load_gpt2(args.vocab_file, args.merge_file)
+        return _load_gpt2(args.vocab_file, args.merge_file, end)
     if kind == "NullTokenizer":
         if args.vocab_size is None:
             raise ArgumentError("--tokenizer-type", kind, "has no vocabulary of its own", "add --vocab-size")
@@ -180,17 +212,20 @@ def tokenizer_of(args: Namespace) -> Tokenizer | None:
     if kind is not None and not model:
         raise ArgumentError("--tokenizer-type", kind, "reads a file", "name it with --tokenizer-model")
     if model:
-        return load_tokenizer(model, kind)
+        return load_tokenizer(model, kind, end)
     return None if args.vocab_size is None else NullTokenizer(args.vocab_size)
 
 
-def load_tokenizer(path: str | Path, kind: str | None = None) -> BpeTokenizer | SentencePieceTokenizer:
+def load_tokenizer(
+    path: str | Path, kind: str | None = None, eod_token: str | None = None
+) -> BpeTokenizer | SentencePieceTokenizer:
     """Load a tokenizer from files.
 
     Args:
         path: a ``tokenizer.json``, a SentencePiece ``.model``, or a folder with ``tokenizer.json`` or
             ``tokenizer.model``, as saved models have it.
         kind: Megatron-LM's name of the type; by default the file decides.
+        eod_token: the end-of-document token, where it is none of the usual ones.
 
     Raises:
         DataError: the file is missing, damaged or has no end-of-document token.
@@ -202,23 +237,27 @@ def load_tokenizer(path: str | Path, kind: str | None = None) -> BpeTokenizer | 
         candidates = named[1:] if pieces else named[:1] if kind else named
         path = file = next((candidate for candidate in candidates if candidate.is_file()), candidates[0])
     if pieces or (kind is None and file.suffix == ".model"):
-        return SentencePieceTokenizer(file, begin_of_document=kind == "Llama2Tokenizer")
+        begins = kind == "Llama2Tokenizer"
+        return SentencePieceTokenizer(file, begin_of_document=begins, eod_token=eod_token)
     from tokenizers import Tokenizer as Library
 
     remedy = "make one with prepare-text, or name an existing tokenizer.json or tokenizer.model"
     content = read_named_file("--tokenizer-model", path, remedy)
     try:
         tokenizer = Library.from_buffer(content)
-    except Exception as error:
-        # The library raises a bare Exception for whatever is wrong with the file.
+    except BaseException as error:
+        # The library raises a bare Exception for whatever is wrong with the file, or panics.
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
         remedy = "copy it again, or make a new one with prepare-text"
         raise NamedFileError(
-            "--tokenizer-model", str(file), f"is not a tokenizer.json ({error})", remedy
+            "--tokenizer-model", str(file), f"is not a tokenizer.json ({first_line(error)})", remedy
         ) from error
-    return BpeTokenizer(tokenizer, hashlib.sha256(content).hexdigest(), "--tokenizer-model", str(file))
+    digest = hashlib.sha256(content).hexdigest()
+    return BpeTokenizer(tokenizer, digest, "--tokenizer-model", str(file), eod_token=eod_token)
 
 
-def _load_gpt2(vocabulary: str, merges: str) -> BpeTokenizer:
+def _load_gpt2(vocabulary: str, merges: str, eod_token: str | None = None) -> BpeTokenizer:
     """Load GPT-2's byte-level BPE from its two files."""
     from tokenizers import models
 
@@ -226,15 +265,16 @@ def _load_gpt2(vocabulary: str, merges: str) -> BpeTokenizer:
         read_named_file(flag, path, "check the path")
     try:
         tokenizer = _byte_level(models.BPE.from_file(vocabulary, merges))
-    except Exception as error:
-        reason = f"is not a vocabulary that --merge-file {merges!r} belongs to ({error})"
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
+        reason = f"is not a vocabulary that --merge-file {merges!r} belongs to ({first_line(error)})"
         raise NamedFileError("--vocab-file", vocabulary, reason, "check both paths") from error
     # Named as special, so that text which spells it out is not taken for the end of a document.
     known = [name for name in (*_END_NAMES, *_PADDING_NAMES) if tokenizer.token_to_id(name) is not None]
     tokenizer.add_special_tokens(known)
-    return BpeTokenizer(
-        tokenizer, hashlib.sha256(_content(tokenizer)).hexdigest(), "--vocab-file", vocabulary
-    )
+    digest = hashlib.sha256(_content(tokenizer)).hexdigest()
+    return BpeTokenizer(tokenizer, digest, "--vocab-file", vocabulary, eod_token=eod_token)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:

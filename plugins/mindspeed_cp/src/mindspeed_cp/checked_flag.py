@@ -16,7 +16,7 @@ class CheckedFlag(Flag):
     Attributes:
         check: yields what is wrong with the value beside the other arguments, one sentence each with the
             numbers and the way out.
-        ignored: yields why the value changes nothing beside the other arguments.
+        ignored: yields why the value has no effect beside the other arguments.
     """
 
     check: Callable[[Namespace], Iterable[str]] = lambda args: ()
@@ -29,7 +29,7 @@ def problems(flags: Sequence[Flag], args: Namespace) -> list[str]:
     return [problem for check in checks for problem in check(args)]
 
 
-def ignored(flags: Sequence[Flag], args: Namespace) -> list[str]:
-    """Return which flags change nothing, in their order."""
-    reasons = [flag.ignored for flag in flags if isinstance(flag, CheckedFlag)]
-    return [reason for find in reasons for reason in find(args)]
+def ignored(flags: Sequence[Flag], args: Namespace) -> dict[str, str]:
+    """Return why flags have no effect, for each that has none."""
+    checked = [flag for flag in flags if isinstance(flag, CheckedFlag)]
+    return {flag.name: reason for flag in checked for reason in flag.ignored(args)}

@@ -18,6 +18,7 @@ from mindspeed_cp.algorithms import (
     WITH_RING,
     known_algorithm,
 )
+from mindspeed_cp.cache_policy import kept_policy
 from mindspeed_cp.checked_flag import CheckedFlag
 from mindspeed_cp.mask_flags import DOCUMENT_FLAGS, LAYOUT_FLAGS, MASK_FLAGS
 
@@ -83,10 +84,7 @@ def _degree(args: Namespace) -> Iterator[str]:
 def _unused_degree(args: Namespace) -> Iterator[str]:
     algorithm, degree = args.context_parallel_algo, args.ulysses_degree_in_cp
     if degree is not None and algorithm not in WITH_HEADS:
-        yield (
-            f"--ulysses-degree-in-cp {degree} changes nothing with {algorithm}: hybrid_cp_algo and "
-            "hybrid_adaptive_cp_algo read it"
-        )
+        yield f"{algorithm} has one kind of ranks; hybrid_cp_algo and hybrid_adaptive_cp_algo read it"
 
 
 def _window(args: Namespace) -> Iterator[str]:
@@ -116,12 +114,14 @@ def _cache_policy(args: Namespace) -> Iterator[str]:
             f"exchanged from, and {algorithm} fetches keys again; use megatron_cp_algo, hybrid_cp_algo or "
             "ulysses_cp_algo"
         )
-    granularity = getattr(args, "recompute_granularity", None)
-    modules = getattr(args, "recompute_modules", None) or ["core_attn"]
-    if granularity == "full" or (granularity == "selective" and "core_attn" in modules):
+
+
+def _idle_cache_policy(args: Namespace) -> Iterator[str]:
+    policy = args.context_parallel_kv_cache_policy
+    if policy and kept_policy(args) is None:
         yield (
-            f"--context-parallel-kv-cache-policy {policy} keeps what --recompute-granularity {granularity} "
-            "of attention throws away; leave out one of them"
+            f"--context-parallel-kv-cache-policy {policy} changes nothing: --recompute-granularity "
+            f"{args.recompute_granularity} computes attention again, and keeps nothing of it"
         )
 
 
@@ -139,15 +139,12 @@ def _cache_interval(args: Namespace) -> Iterator[str]:
 
 
 def _without_ring(name: str) -> Callable[[Namespace], Iterator[str]]:
-    """Say that a switch of rings changes nothing where there is none."""
+    """Say that a switch of rings has no effect where there is none."""
 
     def ignored(args: Namespace) -> Iterator[str]:
         algorithm = args.context_parallel_algo
         if getattr(args, dest_of(name)) and algorithm not in WITH_RING:
-            yield (
-                f"{name} changes nothing with {algorithm}, which has no ring: megatron_cp_algo and "
-                "hybrid_cp_algo read it"
-            )
+            yield f"{algorithm} has no ring; megatron_cp_algo and hybrid_cp_algo read it"
 
     return ignored
 
@@ -222,6 +219,7 @@ FLAGS = (
         "--context-parallel-kv-cache-policy",
         type=str,
         choices=("full", "half"),
+        ignored=_idle_cache_policy,
         help="Keep for backward what a ring receives, or what heads were exchanged from: keys and values, "
         "or keys.",
         check=_cache_policy,

@@ -43,7 +43,7 @@ def _variable_lengths(args: Namespace) -> Iterator[str]:
         )
 
 
-def _adaptive(name: str, description: str) -> CheckedFlag:
+def _adaptive(name: str, description: str, *, changes: bool = False) -> CheckedFlag:
     """Declare a switch that only the adaptive algorithms know."""
 
     def check(args: Namespace) -> Iterator[str]:
@@ -51,7 +51,7 @@ def _adaptive(name: str, description: str) -> CheckedFlag:
         if getattr(args, dest_of(name)) and algorithm not in ADAPTIVE:
             yield f"{name} needs adaptive_cp_algo or hybrid_adaptive_cp_algo, got {algorithm}"
 
-    return CheckedFlag(name, help=description, check=check)
+    return CheckedFlag(name, help=description, check=check, changes_training=changes)
 
 
 MASK_FLAGS = (
@@ -87,6 +87,7 @@ MASK_FLAGS = (
     _adaptive(
         "--adaptive-cp-manually-set-mask-list",
         "The mask of adaptive algorithms comes from a plugin that implements cp_mask_rule.",
+        changes=True,
     ),
 )
 

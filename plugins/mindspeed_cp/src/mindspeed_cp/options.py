@@ -6,6 +6,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 
 from mindspeed_cp.algorithms import ADAPTIVE, ALGORITHMS, FETCHING, ULYSSES_ALGO, WITH_HEADS, WITH_RING
+from mindspeed_cp.cache_policy import kept_policy
 from mindspeed_cp.engine.planners import GATHER, RING, Grid
 from mindspeed_cp.engine.tiles import TILE
 from mindspeed_cp.planner_choice import planned
@@ -49,7 +50,7 @@ def cp_options(args: Namespace) -> CPOptions:
     ring = args.context_parallel_algo in WITH_RING
     return CPOptions(
         grid=_grid(args),
-        kv_cache=args.context_parallel_kv_cache_policy,
+        kv_cache=kept_policy(args),
         cache_interval=args.context_parallel_cache_interval,
         wide_gradients=args.cp_grad_comm_dtype == "fp32",
         send_receive_overlap=args.use_cp_send_recv_overlap and ring,

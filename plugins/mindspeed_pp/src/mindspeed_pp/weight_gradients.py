@@ -20,7 +20,7 @@ from megatron.core.tensor_parallel.mappings import _gather_along_first_dim
 from torch import Tensor
 
 from mindspeed_core.errors import SessionError, UserError
-from mindspeed_core.layer_spec import Site, SpecEditor
+from mindspeed_core.layer_spec import ANY_LAYOUT, Site, SpecEditor
 from mindspeed_pp.swaps import HostCopies, Kept
 
 if TYPE_CHECKING:
@@ -311,13 +311,16 @@ def place_later_linears(session: Session, spec: Any, owner: str) -> Any:
             return site.carry(with_later_gradients(module), store=store)
         if site.role == "experts":
             return None
-        others.add(getattr(module, "__name__", str(module)))
+        named = getattr(module, "__name__", str(module))
+        others.add(f"{named} of {site.placed_by}" if site.placed_by else named)
         return None
 
-    if not editor.replace(ROLES, later, wrap=True) and layers_seen:
+    if not editor.replace(ROLES, later, wrap=True, layouts=ANY_LAYOUT) and layers_seen:
         raise UserError(
             "--pipeline-schedule: it computes gradients of weights apart, and no linear of this model can "
-            f"({', '.join(sorted(others))}); use --transformer-impl local, or 1f1b or interleaved"
+            f"({', '.join(sorted(others))}). Use --transformer-impl local, or the schedule 1f1b or "
+            "interleaved, or drop the feature that put them there; a module around a linear says with wraps "
+            "which argument holds it"
         )
     return editor.spec
 

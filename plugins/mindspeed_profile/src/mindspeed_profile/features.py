@@ -195,4 +195,4 @@ class Profile(Feature):
         return record_function(name)
 
 
-DECLARATIONS = (HookApi("1.1"), Slot("profiler", "who records a trace of the run"), Profile)
+DECLARATIONS = (HookApi("1.3"), Slot("profiler", "who records a trace of the run"), Profile)

@@ -28,12 +28,22 @@ class LossPlan:
         group: ranks that hold the vocabulary together.
         rows: over whom the input's rows are spread; None where each rank has them all.
         accumulate: add the weight's gradient to ``weight.main_grad`` in place.
+        kept: ids from here on take no part; None for all rows.
     """
 
     chunks: int
     group: ProcessGroup
     rows: Rows | None = None
     accumulate: bool = False
+    kept: int | None = None
+
+    def logits(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """Return the logits ``[s, b, v / t]`` of this rank in float32, without those of ids left out."""
+        logits = (rows @ weight.t()).float()
+        if self.kept is not None:
+            first = max(0, self.kept - self.group.rank() * weight.shape[0])
+            logits[..., first:] = torch.finfo(torch.float32).min
+        return logits
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -62,7 +72,7 @@ class ChunkedLoss(torch.autograd.Function):
         losses, tops, sums = [], [], []
         targets = labels.t()
         for rows, target in zip(whole.chunk(plan.chunks), targets.chunk(plan.chunks), strict=True):
-            predicted, top, summed = _parts_of_loss(rows, weight, target, first, plan.group)
+            predicted, top, summed = _parts_of_loss(rows, weight, target, first, plan)
             losses.append(torch.log(summed) - predicted)
             tops.append(top)
             sums.append(summed)
@@ -86,7 +96,7 @@ class ChunkedLoss(torch.autograd.Function):
             here = slice(start, start + rows.shape[0])
             start += rows.shape[0]
             numbers = tops[here].unsqueeze(-1), sums[here].unsqueeze(-1), of_losses[here].unsqueeze(-1)
-            dlogits = _gradient_of_logits(rows, weight, target, first, numbers)
+            dlogits = _gradient_of_logits(rows, weight, target, first, plan, numbers)
             if dhidden is not None:
                 torch.matmul(dlogits, weight, out=dhidden[here])
             if learned is not None:
@@ -101,13 +111,14 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 def _parts_of_loss(
-    rows: Tensor, weight: Tensor, target: Tensor, first: int, group: ProcessGroup
+    rows: Tensor, weight: Tensor, target: Tensor, first: int, plan: LossPlan
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return each token's logit of its target, largest logit, and sum of exponentials, less the largest one.
 
     The logits end with this function, so that those of two parts are never alive together.
     """
-    logits = (rows @ weight.t()).float()
+    group = plan.group
+    logits = plan.logits(rows, weight)
     top = logits.max(dim=-1)[0]
     if group.size() > 1:
         dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
@@ -122,11 +133,16 @@ def _parts_of_loss(
 
 
 def _gradient_of_logits(
-    rows: Tensor, weight: Tensor, target: Tensor, first: int, numbers: tuple[Tensor, Tensor, Tensor]
+    rows: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    first: int,
+    plan: LossPlan,
+    numbers: tuple[Tensor, Tensor, Tensor],
 ) -> Tensor:
     """Return ``softmax - onehot`` times the gradient of the loss; numbers are largest, sum and gradient."""
     top, summed, of_loss = numbers
-    share = (rows @ weight.t()).float()
+    share = plan.logits(rows, weight)
     share -= top
     share.exp_().div_(summed)
     mine, place = _place(target, first, weight.shape[0])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mindspeed_core.errors import SessionError
 from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_core.megatron.vocabulary import KEPT
 from mindspeed_tp.chunked_loss import ChunkedLoss, LossPlan
 from mindspeed_tp.partition import Partition
 from mindspeed_tp.rows import Rows
@@ -53,7 +54,9 @@ class _Head:
         """Stand in for ``compute_language_model_loss``; return losses ``[b, s]``."""
         layer = self.layer
         rows = Rows(layer.tp_group, self.sequence) if layer.sequence_parallel else None
-        plan = LossPlan(self.chunks, layer.tp_group, rows, layer.gradient_accumulation_fusion)
+        plan = LossPlan(
+            self.chunks, layer.tp_group, rows, layer.gradient_accumulation_fusion, getattr(layer, KEPT, None)
+        )
         result: Tensor = ChunkedLoss.apply(hidden, self.weight, labels, plan)
         return result
 

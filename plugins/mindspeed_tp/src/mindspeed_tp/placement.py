@@ -65,6 +65,11 @@ def place_linears(
         ours, plan = (columns, plans.column) if column else (rows, plans.row)
         if module is not theirs:
             name = getattr(module, "__qualname__", module)
+            if site.placed_by:
+                raise SessionError(
+                    f"{site.path} is {name} of {site.placed_by}, where {flags} plans {theirs.__qualname__}; "
+                    f"drop one of the two, or let {site.placed_by} contain the linear (Site.wrap)"
+                )
             raise SessionError(
                 f"{site.path} is {name}, where {flags} plans {theirs.__qualname__}; use "
                 "--transformer-impl local, or drop the flag"

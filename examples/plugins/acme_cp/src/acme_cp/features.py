@@ -58,4 +58,4 @@ class SplitPrefix(Feature):
         return (MaskRule(run.args.seq_length, prefix=run.args.acme_prefix),)
 
 
-DECLARATIONS = (HookApi("1.1"), SplitPrefix)
+DECLARATIONS = (HookApi("1.3"), SplitPrefix)

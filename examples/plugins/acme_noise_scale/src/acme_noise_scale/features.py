@@ -137,4 +137,4 @@ class NoiseScaleFeature(Feature):
             self._scale = NoiseScale(run.args.acme_noise_scale, stored["signal"], stored["noise"])
 
 
-DECLARATIONS = (HookApi("1.1"), NoiseScaleFeature)
+DECLARATIONS = (HookApi("1.3"), NoiseScaleFeature)

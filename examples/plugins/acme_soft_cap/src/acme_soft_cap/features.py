@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_core.feature import (
@@ -88,6 +88,11 @@ class SoftCap(Feature):
         return args.acme_soft_cap != 0.0 and not args.acme_soft_cap_compiled
 
     @classmethod
+    def model_facts(cls, args: Any) -> Mapping[str, Any]:
+        """A checkpoint with another cap, or with caps in other layers, is one of another model."""
+        return {"acme_soft_cap": args.acme_soft_cap, "acme_soft_cap_layers": args.acme_soft_cap_layers}
+
+    @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """The cap is positive, and the layers exist."""
         found = []
@@ -146,4 +151,4 @@ class SoftCapCompiled(SoftCap):
         return bool(args.acme_soft_cap_compiled)
 
 
-DECLARATIONS = (HookApi("1.1"), SoftCap, SoftCapCompiled)
+DECLARATIONS = (HookApi("1.3"), SoftCap, SoftCapCompiled)

@@ -9,7 +9,7 @@ from mindspeed_cp.features.documents import PackedDocuments
 from mindspeed_cp.features.predictions import SplitPredictions
 
 DECLARATIONS = (
-    HookApi("1.1"),
+    HookApi("1.3"),
     BLOCK_KERNELS,
     PLANNERS,
     StageSpecs(

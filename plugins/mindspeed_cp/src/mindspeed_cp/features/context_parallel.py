@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, TakeOver, dest_of, hookimpl
 from mindspeed_cp import attention_flags
 from mindspeed_cp.algorithms import GATHER_ALGO, HYBRID_ALGO, RING_ALGO, ULYSSES_ALGO
@@ -97,8 +98,8 @@ class ContextParallel(Feature):
         return found
 
     @classmethod
-    def notes(cls, args: Any) -> Sequence[str]:
-        """Return which flags change nothing with the chosen algorithm."""
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return which flags have no effect with the chosen algorithm."""
         return ignored(FLAGS, args)
 
     @hookimpl(wrapper=True)
@@ -165,8 +166,17 @@ class ContextParallel(Feature):
 
     @hookimpl(wrapper=True)
     def validate_arguments(self, session: Any) -> Generator[None, Any, Any]:
-        """Refuse a mask by plugin without a plugin that gives one."""
+        """Refuse a mask by plugin without a plugin that gives one, and inference that splits nothing."""
         args = yield
+        if session.mode == "inference" and session.host.name == "standalone":
+            size = getattr(args, "context_parallel_size", 1)
+            if size > 1:
+                raise ArgumentError(
+                    "--context-parallel-size",
+                    size,
+                    "sequences are split where batches of training are read, and this session has none",
+                    "use 1; a checkpoint loads under another layout",
+                )
         if getattr(args, "adaptive_cp_manually_set_mask_list", False):
             from mindspeed_cp.modules.rules import check_answered
 

@@ -16,6 +16,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
+from mindspeed_core.errors import UserError
 from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_core.megatron.sharded_modules import sharded_tensors
 from mindspeed_cp import attention_flags
@@ -122,13 +123,16 @@ class SplitCoreAttention(MegatronModule):
         """Attend; see the class.
 
         Raises:
-            ValueError: a mask or a bias tensor was given, or no description of the batch.
+            UserError: a mask or a bias tensor was given, or no description of the batch.
         """
         if attention_mask is not None or attention_bias is not None:
-            raise ValueError("a mask or bias of the whole sequence is not split over ranks; leave it out")
-        if not isinstance(packed_seq_params, SplitBatch):
-            raise ValueError("the batch came without the description that get_batch gives it")
-        batch = packed_seq_params
+            raise UserError(
+                "attention over documents or a split sequence makes its masks itself, and was given the "
+                "tensor of a mask or bias: pass None, or leave out --reset-attention-mask and "
+                "--context-parallel-size"
+            )
+        described = isinstance(packed_seq_params, SplitBatch)
+        batch: SplitBatch = packed_seq_params if described else self._undescribed(query, key)
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         rules = tuple(self._rule(rule, kind, batch.stated) for rule in batch.rules)
         heads, width = query.shape[2], query.shape[3]
@@ -144,6 +148,25 @@ class SplitCoreAttention(MegatronModule):
         q, k, v = (tensor.permute(1, 2, 0, 3).contiguous() for tensor in (query, key, value))
         output = split_attention(q, k, v, rules, self._members(), self.options, call, batch.rules)
         return output.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
+
+    def _undescribed(self, query: Tensor, key: Tensor) -> SplitBatch:
+        """Describe a batch that nobody described: outside of training each sample is one whole document.
+
+        Raises:
+            UserError: in training, or where a sequence is split, or not all of its tokens are here.
+        """
+        if self.training or self.options.grid.ranks > 1:
+            raise UserError(
+                "attention over documents or a split sequence got a batch without the description that the "
+                "stage get_batch gives it (session.batch in a loop of your own): pass batches through it; in "
+                "inference use --context-parallel-size 1, with which any checkpoint loads"
+            )
+        if len(query) != len(key):
+            raise UserError(
+                "attention that keeps documents apart has no cache of keys: leave --reset-attention-mask and "
+                "--fix-sub-seq-length out where text is generated with one"
+            )
+        return _one_document(len(query))
 
     def _rule(self, rule: MaskRule, kind: AttnMaskType, stated: bool) -> MaskRule:
         """Return the rule of this layer: with its window, and causal as it is where the rule does not say."""
@@ -204,6 +227,11 @@ def place_attention(session: Session, args: Namespace, spec: Any, owner: str) ->
 
     editor.replace("core_attention", chosen)
     return editor.spec
+
+
+@lru_cache(maxsize=64)
+def _one_document(length: int) -> SplitBatch:
+    return SplitBatch(qkv_format="sbhd", rules=(MaskRule(length),))
 
 
 @lru_cache(maxsize=64)

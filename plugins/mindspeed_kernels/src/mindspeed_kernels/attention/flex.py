@@ -1,8 +1,7 @@
 """Fused attention on CUDA through torch's flex attention, whose kernel is compiled for the mask and the bias.
 
 Bands, prefixes, mask tensors and packed sequences become a range of keys per query; slopes and bias tensors
-are read inside of the kernel. Results are checked on CPU, where flex attention computes the same without a
-kernel; no CUDA device has run it, so it is taken only when it is asked for.
+are read inside of the kernel. Compiling it takes seconds, so it is taken only when it is asked for.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from mindspeed_kernels.attention.bias import Bias, compressed
 from mindspeed_kernels.attention.blocks import Piece
 from mindspeed_kernels.attention.blockwise import with_sink
 
+_NARROWEST = 16
+"""The narrowest heads that a compiled kernel takes."""
 _Position = Any
 """An index inside of a kernel: a tensor without dimensions."""
 
@@ -58,9 +59,7 @@ def flex(inputs: Inputs, sink: Tensor | None) -> tuple[Tensor, Tensor]:
     if query.device.type == "cuda":
         attend = _compiled(attend)
     context, found = attend(
-        query,
-        key,
-        value,
+        *wide_enough(query, key, value),
         score_mod=None if attention.bias is None else _bias_of(attention.bias, inputs),
         block_mask=visible,
         scale=attention.scale,
@@ -68,7 +67,17 @@ def flex(inputs: Inputs, sink: Tensor | None) -> tuple[Tensor, Tensor]:
         return_aux=AuxRequest(lse=True),
     )
     logsum = found.lse.masked_fill(found.lse == float("-inf"), float("inf"))
-    return with_sink(context, logsum, sink)
+    return with_sink(context[..., : value.shape[3]], logsum, sink)
+
+
+def wide_enough(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return heads padded with zeros, which change no score, where they are narrower than kernels compute."""
+    return tuple(
+        torch.nn.functional.pad(tensor, (0, max(0, _NARROWEST - tensor.shape[3])))
+        if tensor.device.type == "cuda"
+        else tensor
+        for tensor in tensors
+    )
 
 
 @lru_cache(maxsize=2)

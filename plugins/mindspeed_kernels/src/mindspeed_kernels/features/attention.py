@@ -23,6 +23,7 @@ from mindspeed_kernels.features.proofs import (
 _UNLIMITED = 2147483647
 _ALIBI = ("--position-embedding-type", "alibi")
 _ALIBI_TENSOR = (*_ALIBI, "--alibi-fusion-attn-type", "0")
+_SQUARE, _FILL, _OPPOSITE = "--square-alibi-mask", "--fill-neg-inf", "--alibi-diagonal-opposite"
 _BY_DEFINITION = ("--ops-backend", "npu_fusion_attention=reference")
 
 
@@ -39,12 +40,14 @@ class FlashAttention(KernelFeature):
             "--pre-tockens",
             type=int,
             default=65536,
+            changes_training=True,
             help="How many tokens before its own a query sees, in sparse modes 0, 4, 7 and 8.",
         ),
         Flag(
             "--next-tockens",
             type=int,
             default=0,
+            changes_training=True,
             help="How many tokens behind its own a query sees; below 0 it does not see the nearest either.",
         ),
         Flag(
@@ -102,6 +105,11 @@ class FlashAttention(KernelFeature):
     )
 
     @classmethod
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return the order of dimensions, which no kernel needs to know."""
+        return {"--shape-order": "tensors stay in the order SBH, which costs no copies"}
+
+    @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
         """Drop the data loader's mask where it is the host's default and documents are not kept apart."""
         asked = getattr(args, "use_flash_attn", False) and not getattr(args, "reset_attention_mask", False)
@@ -132,6 +140,11 @@ class FlashAttention(KernelFeature):
             )
         return problems
 
+    @classmethod
+    def model_facts(cls, args: Any) -> Mapping[str, Any]:
+        """Return the band that queries see, where it is not the model's own."""
+        return _band(args)
+
     @hookimpl(wrapper=True)
     def build_transformer_config(self) -> Generator[None, Any, Any]:
         """Drop selective recompute of attention, which would only cost time."""
@@ -147,6 +160,13 @@ class FlashAttention(KernelFeature):
         from mindspeed_kernels.modules.core_attention import options_from_flags, place_attention
 
         return place_attention(session, spec, options_from_flags(args, session.plan.names))
+
+
+def _band(args: Any) -> Mapping[str, Any]:
+    """Return what a band of visible tokens is in the terms of the model: megatron-core's window."""
+    if getattr(args, "sparse_mode", None) not in (4, 7, 8):
+        return {}
+    return {"window_size": [args.pre_tockens, args.next_tockens]}
 
 
 def _band_problems(args: Any) -> list[str]:
@@ -206,10 +226,10 @@ class Alibi(KernelFeature):
             choices=(0, 2, 3),
             help="0: a tensor of biases; 2: slopes; 3: slopes times the root of the distance.",
         ),
-        Flag("--square-alibi-mask", help="Accepted; biases are always relative to the query's position."),
-        Flag("--fill-neg-inf", help="Accepted; what is not visible is always hidden."),
+        Flag(_SQUARE, help="Accepted; biases are always relative to the query's position."),
+        Flag(_FILL, help="Accepted; what is not visible is always hidden."),
         Flag(
-            "--alibi-diagonal-opposite",
+            _OPPOSITE,
             help="Accepted; under a causal mask the sign of the distance makes no difference.",
         ),
     )
@@ -239,6 +259,20 @@ class Alibi(KernelFeature):
         """Return whether positions are a bias that the kernel computes."""
         asked = getattr(args, "position_embedding_type", None) == "alibi"
         return asked and args.alibi_fusion_attn_type in (2, 3)
+
+    @classmethod
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return what is so without being asked for."""
+        return {
+            _SQUARE: "biases are always relative to the query's position",
+            _FILL: "what is not visible is always hidden",
+            _OPPOSITE: "under a causal mask the sign of the distance makes no difference",
+        }
+
+    @classmethod
+    def model_facts(cls, args: Any) -> Mapping[str, Any]:
+        """Return of what the biases are multiples."""
+        return {"alibi": "root of the distance" if args.alibi_fusion_attn_type == 3 else "distance"}
 
     @hookimpl(wrapper=True)
     def validate_arguments_early(self) -> Generator[None, Any, Any]:

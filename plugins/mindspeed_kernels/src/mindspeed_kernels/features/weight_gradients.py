@@ -123,6 +123,13 @@ class GroupedExperts(KernelFeature):
         resumed(_GROUPED, _MOE, saved=(*SHARDED, *_EP2), other=SHARDED),
     )
 
+    @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return that experts have to stand apart where Megatron-FSDP shards them."""
+        if getattr(args, "use_megatron_fsdp", False):
+            return "--use-megatron-fsdp shards the weights of each expert, which run one after the other"
+        return ""
+
     @hookimpl(wrapper=True)
     def build_layer_spec(self, session: Any) -> Generator[None, Any, Any]:
         """Replace the experts of every layer."""

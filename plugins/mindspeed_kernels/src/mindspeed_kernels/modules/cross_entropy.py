@@ -1,9 +1,18 @@
-"""The logit of the target in a cut vocabulary, without assignments by index, which are slow on NPUs."""
+"""Losses of tokens from logits: fused, or as megatron-core does without assignments by index."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from mindspeed_kernels.ops import cross_entropy
+
+
+def token_losses(logits: Tensor, labels: Tensor, group: ProcessGroup) -> Tensor:
+    """Return losses ``[b, s]`` float32 of logits ``[s, b, v/tp]`` for labels ``[b, s]``."""
+    losses = cross_entropy(logits, labels.t().contiguous(), group if group.size() > 1 else None)
+    return losses.t().contiguous()
 
 
 def calculate_predicted_logits(
@@ -14,6 +23,8 @@ def calculate_predicted_logits(
     vocab_end_index: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute what megatron-core's function of the same name does, by selection instead of assignment.
+
+    Assignments by index are slow on NPUs.
 
     Selection, not multiplication with the mask: a logit may be infinite (a padded vocabulary), and zero times
     infinity is no number.

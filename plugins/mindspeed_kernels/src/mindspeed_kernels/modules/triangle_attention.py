@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from megatron.core import tensor_parallel
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from mindspeed_core.errors import UserError
 from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_kernels.ops import triangle_attention
 
@@ -57,6 +60,9 @@ class TriangleCoreAttention(MegatronModule):
         self.softmax_scale = softmax_scale
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.block_size = block_size
+        self._plain: DotProductAttention | None = None
+        named = (config, layer_number, attn_mask_type, attention_type, attention_dropout, softmax_scale)
+        self._make_plain = partial(DotProductAttention, *named, **others)
 
     def forward(
         self,
@@ -74,16 +80,16 @@ class TriangleCoreAttention(MegatronModule):
             query: ``[s, b, n/tp, d]``.
             key: ``[s, b, g/tp, d]``.
             value: ``[s, b, g/tp, dv]``.
-            attention_mask: must be None.
-            attn_mask_type: must be causal.
-            attention_bias: must be None.
+            attention_mask: must be None in training.
+            attn_mask_type: must be causal in training.
+            attention_bias: must be None in training.
             packed_seq_params: must be None.
 
         Returns:
             ``[s, b, n/tp * dv]``.
 
         Raises:
-            ValueError: anything else than one causal sequence.
+            UserError: anything else than one causal sequence in training.
         """
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         others = {
@@ -92,9 +98,16 @@ class TriangleCoreAttention(MegatronModule):
             "packed sequences": packed_seq_params,
         }
         given = [name for name, item in others.items() if item is not None]
-        if given or kind is not AttnMaskType.causal:
+        if given or kind is not AttnMaskType.causal or len(query) != len(key):
+            if not self.training and packed_seq_params is None:
+                # Masks of a program, and caches of keys.
+                if self._plain is None:
+                    self._plain = self._make_plain().eval()
+                named = {"attn_mask_type": kind, "attention_bias": attention_bias}
+                plain: Tensor = self._plain(query, key, value, attention_mask, **named)
+                return plain
             what = given[0] if given else f"attention of kind {kind}"
-            raise ValueError(f"--triangle-attn computes plain causal attention, but got {what}; drop one")
+            raise UserError(f"--triangle-attn computes plain causal attention, but got {what}; drop one")
         dropout = self.dropout if self.training else 0.0
         arguments = query, key, value, self.softmax_scale, self.block_size, dropout
         if dropout == 0.0 or self.config.sequence_parallel:

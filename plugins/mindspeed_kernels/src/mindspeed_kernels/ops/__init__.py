@@ -28,11 +28,13 @@ A backend from another package is a `Backend` in an iterable that an entry point
 
 from __future__ import annotations
 
+import mindspeed_kernels.ops.liger  # noqa: F401 - adds its backends
 from mindspeed_kernels.absent import ABSENT, absence
 from mindspeed_kernels.contract import ContractError
 from mindspeed_kernels.ops.backend import Backend
 from mindspeed_kernels.ops.catalog import Explanation, explain
 from mindspeed_kernels.ops.choice import BackendError, checking, use
+from mindspeed_kernels.ops.cross_entropy import cross_entropy
 from mindspeed_kernels.ops.dropout_add_layer_norm import npu_dropout_add_layer_norm
 from mindspeed_kernels.ops.dropout_add_rms_norm import npu_dropout_add_rms_norm
 from mindspeed_kernels.ops.ffn import npu_ffn
@@ -88,6 +90,7 @@ __all__ = [
     "all_gather_matmul",
     "checking",
     "coc_ops",
+    "cross_entropy",
     "explain",
     "grouped_matmul",
     "grouped_matmul_all2all",

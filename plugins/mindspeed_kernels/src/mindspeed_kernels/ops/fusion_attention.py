@@ -22,6 +22,7 @@ from mindspeed_kernels.attention.arguments import (
 )
 from mindspeed_kernels.attention.blockwise import BlockwiseAttention
 from mindspeed_kernels.attention.cuda import flash_attention, flash_limits, flex_limits
+from mindspeed_kernels.attention.cudnn import cudnn_attention, cudnn_limits, cudnn_missing
 from mindspeed_kernels.attention.layouts import LAYOUTS, from_bnsd
 from mindspeed_kernels.attention.npu_limits import kernel_refusal, warn_of
 from mindspeed_kernels.attention.packed_ends import at_ends, used_ends
@@ -246,6 +247,21 @@ def _flash(
     if found is None:
         return cast(Result, _blocks(query, key, value, head_num, input_layout, **given))
     return _result(found[0], *stats_of(found[1]), options.layout, 0)
+
+
+@npu_fusion_attention.backend(
+    "cudnn", ("cuda",), priority=20, available=cudnn_missing, supports=cudnn_limits, deterministic=False
+)
+def _cudnn(
+    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **given: Any
+) -> Result:
+    options = options_of(head_num, input_layout, **given)
+    found = cudnn_attention(query, key, value, options)
+    if found is None:
+        return _flash(query, key, value, head_num, input_layout, **given)
+    # Every query of a causal or complete mask sees a key.
+    ones = found[1].new_ones(()).expand_as(found[1])
+    return _result(found[0], found[1], ones, options.layout, 0)
 
 
 @npu_fusion_attention.backend("flex", ("cuda",), priority=-10, supports=flex_limits)

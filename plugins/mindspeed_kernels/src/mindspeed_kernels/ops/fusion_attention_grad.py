@@ -24,7 +24,7 @@ from mindspeed_kernels.attention.visibility import UNLIMITED
 from mindspeed_kernels.call import UNKNOWN, Call
 from mindspeed_kernels.contract import NPU_FLOATING, Choice, ContractError, Dtype, Range, Rank, SameDtype
 from mindspeed_kernels.ops.availability import kernel_of_training_devices
-from mindspeed_kernels.ops.fusion_attention import logsum_of
+from mindspeed_kernels.ops.fusion_attention import fusion_attention_reference, logsum_of
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
@@ -143,15 +143,16 @@ def _in_layout(found: Gradients, layout: str) -> Gradients:
 
 def _samples(make: Make) -> list[Sample]:
     query, key, value, dy = make(6, 2, 32), make(7, 2, 16), make(7, 2, 16), make(6, 2, 32)
-    context = make(6, 2, 32)
-    maximum = torch.full((2, 4, 6, 8), 3.0, dtype=torch.float32, device=query.device)
-    facts = {"softmax_max": maximum, "softmax_sum": torch.ones_like(maximum), "attention_in": context}
-    return [
-        Sample((query, key, value, dy, 4, "SBH"), {**facts, "sparse_mode": 2}, backward=False),
-        Sample(
-            (query, key, value, dy, 4, "SBH"), {**facts, "sparse_mode": 3, "scale_value": 0.3}, backward=False
-        ),
-    ]
+
+    def after_forward(mode: int, scale: float) -> Sample:
+        # Numbers that no forward made would not be those of a softmax: weights could be of any size.
+        reference = fusion_attention_reference
+        found = reference(query, key, value, 4, "SBH", scale=scale, sparse_mode=mode)
+        facts = {"attention_in": found[0], "softmax_max": found[1], "softmax_sum": found[2]}
+        options = {**facts, "sparse_mode": mode, "scale_value": scale}
+        return Sample((query, key, value, dy, 4, "SBH"), options, backward=False)
+
+    return [after_forward(2, 1.0), after_forward(3, 0.3)]
 
 
 def _key(

@@ -7,6 +7,7 @@ they need gradients themselves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from mindspeed_kernels.ops.availability import kernel_of_training_devices
 from mindspeed_kernels.ops.cached_rows import row_blocks, rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
+from mindspeed_kernels.ops.triton_kernels import DEVICES, PRIORITY, only_floating, planned, triton_missing
 
 _CACHED_ELEMENTS = 1 << 19
 """Elements of the input that a CPU rotates at a time."""
@@ -101,25 +103,62 @@ class RotaryFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
         """Rotate; see `npu_rotary_position_embedding_reference`."""
-        kept = x if cos.requires_grad or sin.requires_grad else None
-        ctx.save_for_backward(kept, cos, sin)
-        ctx.mode = mode
-        return _rotated(x, cos, sin, mode, backward=False)
+        return _forward(ctx, x, cos, sin, mode, _rotated)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Rotate the gradient back."""
-        x, cos, sin = ctx.saved_tensors
-        gradient = gradients[0]
-        to_x = to_cos = to_sin = None
-        if ctx.needs_input_grad[0]:
-            to_x = _rotated(gradient, cos, sin, ctx.mode, backward=True)
-        if ctx.needs_input_grad[1]:
-            to_cos = _summed_to(gradient * x, cos)
-        if ctx.needs_input_grad[2]:
-            to_sin = _summed_to(gradient * rotate(x, ctx.mode), sin)
-        return to_x, to_cos, to_sin, None
+        return _gradients(ctx, gradients[0], _rotated)
+
+
+def _forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, mode: int, turn: Callable[..., Tensor]) -> Tensor:
+    kept = x if cos.requires_grad or sin.requires_grad else None
+    ctx.save_for_backward(kept, cos, sin)
+    ctx.mode = mode
+    return turn(x, cos, sin, mode, backward=False)
+
+
+def _gradients(ctx: Any, gradient: Tensor, turn: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of input, cosine and sine; ``turn`` rotates."""
+    x, cos, sin = ctx.saved_tensors
+    to_x = to_cos = to_sin = None
+    if ctx.needs_input_grad[0]:
+        to_x = turn(gradient, cos, sin, ctx.mode, backward=True)
+    if ctx.needs_input_grad[1]:
+        to_cos = _summed_to(gradient * x, cos)
+    if ctx.needs_input_grad[2]:
+        to_sin = _summed_to(gradient * rotate(x, ctx.mode), sin)
+    return to_x, to_cos, to_sin, None
+
+
+class TritonRotaryFunction(RotaryFunction):
+    """The same, read and written once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
+        """Rotate; see `npu_rotary_position_embedding_reference`."""
+        return _forward(ctx, x, cos, sin, mode, _rotated_at_once)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Rotate the gradient back."""
+        return _gradients(ctx, gradients[0], _rotated_at_once)
+
+
+def _rotated_at_once(x: Tensor, cos: Tensor, sin: Tensor, mode: int, backward: bool) -> Tensor:
+    if planned(x):
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+    from mindspeed_kernels.device_kernels.rotary import rotate_at_once
+
+    operands = _with_columns(x), _with_columns(cos), _with_columns(sin)
+    return rotate_at_once(*operands, mode, backward=backward)
+
+
+def _with_columns(tensor: Tensor) -> Tensor:
+    """Copy a tensor whose last dimension does not lie in one piece."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _broadcasts(name: str) -> Holds:
@@ -176,6 +215,16 @@ def _cpu(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
     if torch.compiler.is_compiling():
         return npu_rotary_position_embedding_reference(x, cos, sin, mode)
     result: Tensor = RotaryFunction.apply(x, cos, sin, mode)
+    return result
+
+
+@npu_rotary_position_embedding.backend(
+    "triton", DEVICES, priority=PRIORITY, available=triton_missing, supports=only_floating("x", "cos", "sin")
+)
+def _triton(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
+    if torch.compiler.is_compiling():
+        return npu_rotary_position_embedding_reference(x, cos, sin, mode)
+    result: Tensor = TritonRotaryFunction.apply(x, cos, sin, mode)
     return result
 
 

@@ -8,7 +8,7 @@ rounded once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,6 +22,14 @@ from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_miss
 from mindspeed_kernels.ops.cached_rows import row_blocks, rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
+from mindspeed_kernels.ops.triton_kernels import (
+    DEVICES,
+    PRIORITY,
+    only_floating,
+    planned,
+    rows_of,
+    triton_missing,
+)
 
 _CACHED_ELEMENTS = 1 << 18
 """Elements of the input that a CPU works on at a time."""
@@ -99,6 +107,31 @@ class SwiGLUFunction(torch.autograd.Function):
         return result.view(x.shape)
 
 
+class TritonSwiGLUFunction(torch.autograd.Function):
+    """Keeps the input; reads and writes everything once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Activate ``[..., 2 f]``; see `swiglu_reference`."""
+        ctx.save_for_backward(x)
+        if planned(x):
+            return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+        from mindspeed_kernels.device_kernels.swiglu import swiglu_forward
+
+        return swiglu_forward(rows_of(x)).view(*x.shape[:-1], x.shape[-1] // 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Return the gradient of the input ``[..., 2 f]``."""
+        (x,) = ctx.saved_tensors
+        if planned(x):
+            return torch.empty_like(x, memory_format=torch.contiguous_format)
+        from mindspeed_kernels.device_kernels.swiglu import swiglu_backward
+
+        return swiglu_backward(rows_of(x), rows_of(gradients[0])).view(x.shape)
+
+
 def _gradient_into(result: Tensor, values: Tensor, gradient: Tensor) -> None:
     """Write the gradient of ``values`` ``[r, 2 f]`` without further memory; all of one dtype."""
     gate, value = values.chunk(2, dim=-1)
@@ -154,12 +187,22 @@ swiglu = Operator(
 
 @swiglu.backend("fused", ("cpu", "cuda"))
 def _fused(x: Tensor, dim: int = -1) -> Tensor:
+    return swiglu_along_last(SwiGLUFunction.apply, x, dim)
+
+
+@swiglu.backend("triton", DEVICES, priority=PRIORITY, available=triton_missing, supports=only_floating("x"))
+def _triton(x: Tensor, dim: int = -1) -> Tensor:
+    if torch.compiler.is_compiling():
+        return swiglu_reference(x, dim)
+    return swiglu_along_last(TritonSwiGLUFunction.apply, x, dim)
+
+
+def swiglu_along_last(activate: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> Tensor:
+    """Activate along any dimension with a function of the last one."""
     _check(x, dim)
     if dim in (-1, x.ndim - 1):
-        result: Tensor = SwiGLUFunction.apply(x)
-        return result
-    moved: Tensor = SwiGLUFunction.apply(x.movedim(dim, -1))
-    return moved.movedim(-1, dim)
+        return activate(x)
+    return activate(x.movedim(dim, -1)).movedim(-1, dim)
 
 
 @swiglu.backend(

@@ -9,6 +9,6 @@ from mindspeed_core.feature import HookApi
 from mindspeed_memory.features.activations import ACTIVATION_FEATURES
 from mindspeed_memory.features.optimizer_state import OPTIMIZER_FEATURES
 
-DECLARATIONS = (HookApi("1.2"), *ACTIVATION_FEATURES, *OPTIMIZER_FEATURES)
+DECLARATIONS = (HookApi("1.3"), *ACTIVATION_FEATURES, *OPTIMIZER_FEATURES)
 
 __all__ = ["DECLARATIONS"]

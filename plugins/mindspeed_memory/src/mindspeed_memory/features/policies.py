@@ -11,6 +11,7 @@ from mindspeed_memory.features.policy_proofs import MEMORY_PROOFS, RECOMPUTE_PRO
 from mindspeed_memory.features.swap import ENGINE_CONFLICTS, ENGINE_FLAGS, SwappingFeature
 
 _SWITCH, _SIZE = "--adaptive-recompute-device-swap", "--adaptive-recompute-device-size"
+_SHARE = "--adaptive-recompute-share"
 _STEPS, _MEMORY = "--adaptive-recompute-profiling-step", "--adaptive-memory-optimization"
 _SMART, _FILE = "--smart-swap", "--swap-policy"
 _LEAST_STEPS = 5
@@ -21,6 +22,12 @@ BUDGET_FLAGS = (
         default=-1,
         aliases=("--auto-recompute-device-size",),
         help="Budget of a device in MiB; -1 for what it has.",
+    ),
+    Flag(
+        _SHARE,
+        type=float,
+        default=None,
+        help="Budget as a share, 0 to 1, of what lies between full recomputation and none, as measured.",
     ),
     Flag(
         _STEPS,
@@ -117,6 +124,11 @@ class _Budgeted(Feature):
             )
         if size == 0 or size < -1:
             found.append(f"{_SIZE} {size} is no number of MiB; use 1 or more, or -1 for what the device has")
+        share = args.adaptive_recompute_share
+        if share is not None and not 0.0 <= share <= 1.0:
+            found.append(f"{_SHARE} {share:g} is no share; use 0 (full recomputation) to 1 (none)")
+        if share is not None and size > 0:
+            found.append(f"{_SHARE} {share:g} and {_SIZE} {size} are both budgets; drop one of the two")
         return found
 
     @classmethod
@@ -156,7 +168,7 @@ class AdaptiveRecompute(_Budgeted):
         """Return whether it is asked for, or a budget is given that nothing else uses."""
         if getattr(args, "adaptive_recompute_device_swap", False):
             return True
-        return _has_size(args) and not getattr(args, "adaptive_memory_optimization", False)
+        return _has_budget(args) and not getattr(args, "adaptive_memory_optimization", False)
 
     @hookimpl(wrapper=True)
     def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
@@ -169,6 +181,7 @@ class AdaptiveRecompute(_Budgeted):
             chunks,
             self.name,
             size=args.adaptive_recompute_device_size,
+            share=args.adaptive_recompute_share,
             steps=args.adaptive_recompute_profiling_step,
         )
         return chunks
@@ -219,6 +232,7 @@ class AdaptiveMemory(_Budgeted, SwappingFeature):
             chunks,
             self.name,
             size=args.adaptive_recompute_device_size,
+            share=args.adaptive_recompute_share,
             steps=args.adaptive_recompute_profiling_step,
             engine=engine,
             copies=self._copies,
@@ -317,10 +331,14 @@ def _followed(run: Any, policy: Any) -> Iterator[None]:
         yield
     if policy.plan is not None:
         run.metrics.add("planned bytes", float(policy.planned_bytes), "max")
+        run.metrics.add("planned bytes beyond the budget", float(policy.planned_bytes - policy.budget), "max")
         run.metrics.add("planned recompute seconds", float(policy.plan.seconds), "max")
     if policy.used:
         run.metrics.add("bytes of the plan's first step", float(policy.used), "max")
+        beyond = float(policy.used - policy.budget)
+        run.metrics.add("bytes of the plan's first step beyond the budget", beyond, "max")
 
 
-def _has_size(args: Any) -> bool:
-    return (getattr(args, "adaptive_recompute_device_size", None) or 0) > 0
+def _has_budget(args: Any) -> bool:
+    size = getattr(args, "adaptive_recompute_device_size", None) or 0
+    return size > 0 or getattr(args, "adaptive_recompute_share", None) is not None

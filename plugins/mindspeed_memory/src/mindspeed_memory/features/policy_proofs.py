@@ -19,20 +19,19 @@ from mindspeed_memory.features.proofs import (
     in_layouts,
 )
 
-_MIB = 2**20
 _MEASURING, _COMPARED = 7, 9
 _STEPS = ("--adaptive-recompute-profiling-step", str(_MEASURING))
 _LONG = ("--seq-length", "256", "--max-position-embeddings", "256")
-_SIZE = "--adaptive-recompute-device-size"
+_SHARE = "--adaptive-recompute-share"
 _RECOMPUTE = ("--adaptive-recompute-device-swap", *_STEPS)
 _MEMORY = ("--adaptive-memory-optimization", *_STEPS, "--swap-min-bytes", "1024")
 
 
-def _holds(mib: int, *, less: float = 1.0) -> tuple[Gain, ...]:
-    """Return the gains of a plan: bytes of the budget, and less than without it."""
+def _holds(*, less: float = 1.0) -> tuple[Gain, ...]:
+    """Return the gains of a plan: nothing beyond the budget, a measured one, and less than without."""
     return (
-        Gain("planned bytes", value_at_most=mib * _MIB),
-        Gain("bytes of the plan's first step", value_at_most=mib * _MIB),
+        Gain("planned bytes beyond the budget", value_at_most=0),
+        Gain("bytes of the plan's first step beyond the budget", value_at_most=0),
         Gain("peak_bytes", less),
     )
 
@@ -45,20 +44,22 @@ def _proofs(flags: tuple[str, ...]) -> tuple[Scenario, ...]:
     long, longer_llama = (*MODEL, *_LONG), (*FUSED_LLAMA, *_LONG)
     return _longer(
         (
-            as_without("budget", (*flags, _SIZE, "5"), model=longer_llama, gains=_holds(5, less=0.8)),
-            as_without("biases", (*flags, _SIZE, "11"), model=long, gains=_holds(11)),
-            as_without("tp2-tight", (*flags, _SIZE, "3"), *TP2, ranks=2, model=longer_llama, gains=_holds(3)),
-            as_without("pp2-tight", (*flags, _SIZE, "4"), *PP2, ranks=2, model=longer_llama, gains=_holds(4)),
+            as_without("budget", (*flags, _SHARE, "0.25"), model=longer_llama, gains=_holds(less=0.8)),
+            as_without("biases", (*flags, _SHARE, "0.5"), model=long, gains=_holds()),
+            as_without("tp2-tight", (*flags, _SHARE, "0"), *TP2, ranks=2, model=longer_llama, gains=_holds()),
+            as_without(
+                "pp2-tight", (*flags, _SHARE, "0.1"), *PP2, ranks=2, model=longer_llama, gains=_holds()
+            ),
             as_without(
                 "interleaved-tight",
-                (*flags, _SIZE, "4"),
+                (*flags, _SHARE, "0.1"),
                 *INTERLEAVED,
                 ranks=2,
                 model=longer_llama,
-                gains=_holds(4),
+                gains=_holds(),
             ),
-            as_without("experts", (*flags, _SIZE, "9"), model=(*EXPERTS, *_LONG), gains=_holds(9)),
-            *in_layouts((*flags, _SIZE, "5"), model=longer_llama),
+            as_without("experts", (*flags, _SHARE, "0.5"), model=(*EXPERTS, *_LONG), gains=_holds()),
+            *in_layouts((*flags, _SHARE, "0.5"), model=longer_llama),
         )
     )
 
@@ -78,7 +79,7 @@ SMART_PROOFS = tuple(
                 Gain("forward_bytes", 0.9),
                 Gain("peak_bytes", 1.0),
                 Gain("swapped bytes"),
-                Gain("host_buffers", exactly=0),
+                Gain("host_buffers", less=0),
             ),
         ),
         as_without("biases", _SMART),

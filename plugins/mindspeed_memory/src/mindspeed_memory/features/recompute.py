@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from math import inf
 from typing import Any, ClassVar
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, dest_of, hookimpl
 from mindspeed_memory.features.recompute_proofs import (
     ACTIVATION_PROOFS,
     COUNT_PROOFS,
@@ -55,6 +56,18 @@ class _PartOfLayers(Feature):
         return bool(getattr(args, switch.dest, False)) or getattr(args, number.dest, None) is not None
 
     @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return why no layer is left to compute a part of again."""
+        number = cls.flags[1]
+        if getattr(args, number.dest, None) == 0:
+            return f"{number.name} 0 leaves no layer to do so in"
+        whole = getattr(args, "recompute_num_layers", None) or 0
+        by_block = getattr(args, "recompute_granularity", None) == "full" and whole
+        if by_block and getattr(args, "recompute_method", None) == "block" and whole >= _most_layers(args):
+            return f"--recompute-num-layers {whole} computes every layer again as a whole, and none is left"
+        return ""
+
+    @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse a number without its switch, numbers of no layers, and parts that are recomputed anyway."""
         switch, number = (flag.name for flag in cls.flags)
@@ -75,7 +88,8 @@ class _PartOfLayers(Feature):
         """Change the chosen layers."""
         chunks = yield
         count = getattr(args, self.flags[1].dest)
-        self._change(session, chunks, count=count, per_rank=per_rank(args))
+        swaps = swaps_instead_of_whole(args)
+        self._change(session, chunks, count=count, per_rank=per_rank(args), swaps=swaps)
         return chunks
 
     def _change(self, session: Any, chunks: Any, **chosen: Any) -> None:
@@ -96,13 +110,7 @@ class RecomputeActivation(_PartOfLayers):
             help="Do so in this many layers of each model chunk, behind those recomputed as a whole.",
         ),
     )
-    conflicts = (
-        *PARTS,
-        Conflict(
-            feature="moe-pipe-experts",
-            reason="its experts keep the results of each part; drop one of the two",
-        ),
-    )
+    conflicts = PARTS
     slots = ("mlp-forward",)
     docs = "mindspeed_memory:docs/recompute-activation.md"
     formulas = {
@@ -117,10 +125,22 @@ class RecomputeActivation(_PartOfLayers):
         "moe_act": "both compute activations of experts again; drop moe_act",
     }
 
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Return that a number is larger than a stage, and that pipelined experts keep their activations."""
+        found = list(super().notes(args))
+        if getattr(args, "use_pipe_experts", False) and getattr(args, "num_experts", None):
+            found.append(
+                f"{_ACTIVATION} leaves experts alone, which --use-pipe-experts computes in parts that keep "
+                "their results"
+            )
+        return found
+
     def _change(self, session: Any, chunks: Any, **chosen: Any) -> None:
         from mindspeed_memory.recompute.activation import recompute_activations
 
-        recompute_activations(session, chunks, self.name, **chosen)
+        experts = "moe-pipe-experts" not in session.plan
+        recompute_activations(session, chunks, self.name, experts=experts, **chosen)
 
 
 class RecomputeNorm(_PartOfLayers):
@@ -169,11 +189,12 @@ class RecomputeCounts(Feature):
             help="Keep the activations of the model's last layer, which backward needs at once.",
         ),
     )
-    requires = (
-        Requirement(
+    conflicts = (
+        Conflict(
             flag="--recompute-method",
-            equals="block",
-            reason="numbers of layers are those of --recompute-method block; uniform recomputes all of them",
+            equals="uniform",
+            reason="it computes every layer again as a whole, and there is no number to count; use "
+            "--recompute-method block",
         ),
     )
     slots = ("recompute-count",)
@@ -190,13 +211,20 @@ class RecomputeCounts(Feature):
         return per_rank(args) or bool(getattr(args, "reduce_recompute_for_last_chunk", False))
 
     @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return that no number of layers is given."""
+        numbers = ("recompute_num_layers", dest_of(_ACTIVATION_LAYERS), dest_of(_NORM_LAYERS))
+        given = any(getattr(args, name, None) for name in numbers)
+        return "" if given else "no number of layers is given that it could count"
+
+    @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Return that a number is larger than a stage."""
         return _more_than_there_are(args, "--recompute-num-layers")
 
     @hookimpl(wrapper=True)
     def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
-        """Give every chunk its number."""
+        """Give every chunk its number; parts of layers and swapped attention count theirs themselves."""
         chunks = yield
         from mindspeed_memory.recompute.counts import spread_counts
 
@@ -246,6 +274,31 @@ class RecomputeDense(Feature):
 def per_rank(args: Any) -> bool:
     """Return whether numbers of layers are those of a pipeline rank."""
     return bool(getattr(args, "enable_recompute_layers_per_pp_rank", False))
+
+
+def _most_layers(args: Any) -> float:
+    """Return the layers that numbers count at most: of a chunk, or of a rank; infinity where nobody knows."""
+    layers, ranks = getattr(args, "num_layers", None), getattr(args, "pipeline_model_parallel_size", 1) or 1
+    if not layers:
+        return inf
+    laid_out = (
+        *("pipeline_model_parallel_layout", "pipeline_num_transformer_layers", "num_layer_list"),
+        *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "noop_layers"),
+        *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+        *("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"),
+    )
+    if any(getattr(args, dest, None) for dest in laid_out):
+        return int(layers)
+    return -(-int(layers) // ranks)
+
+
+def swaps_instead_of_whole(args: Any) -> bool:
+    """Return whether ``--recompute-num-layers`` is the number of layers that swapped attention goes with.
+
+    Without ``--recompute-granularity`` MindSpeed lets that many layers compute their feed-forward part again.
+    """
+    swaps = getattr(args, "swap_attention", False) or getattr(args, "swap_models", "")
+    return bool(swaps) and getattr(args, "recompute_granularity", None) is None
 
 
 def _selected(args: Any) -> Sequence[str]:

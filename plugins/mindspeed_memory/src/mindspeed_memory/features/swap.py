@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -152,9 +152,25 @@ class SwapAttention(SwappingFeature):
     verify = ATTENTION_PROOFS
 
     @classmethod
+    def presets(cls, args: Any) -> Mapping[str, Any]:
+        """Switch flash attention on where a package brings it, which gives the same numbers."""
+        return {"use_flash_attn": True} if cls.enabled(args) and hasattr(args, "use_flash_attn") else {}
+
+    @classmethod
     def enabled(cls, args: Any) -> bool:
         """Return whether it is asked for, or sub-models are named that swap."""
         return bool(getattr(args, "swap_attention", False) or getattr(args, "swap_models", ""))
+
+    @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return that no layer is named to swap."""
+        try:
+            models = models_of(args.swap_models) if args.swap_models else {}
+        except ValueError:
+            # It is refused, with the reason.
+            return ""
+        none = models and not any(models.values())
+        return f"{_MODELS} {args.swap_models} leaves no layer to swap" if none else ""
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
@@ -195,7 +211,14 @@ class SwapAttention(SwappingFeature):
         modules = modules_of(args.swap_modules)
         models = models_of(args.swap_models) if args.swap_models else None
         swap_modules(
-            session, chunks, self.name, engine, modules=modules, models=models, per_rank=per_rank(args)
+            session,
+            chunks,
+            self.name,
+            engine,
+            modules=modules,
+            models=models,
+            per_rank=per_rank(args),
+            spare_last=bool(getattr(args, "reduce_recompute_for_last_chunk", False)),
         )
         return chunks
 

@@ -50,6 +50,7 @@ class AdaptiveRecompute:
         *,
         size: int,
         steps: int,
+        share: float | None = None,
         engine: SavedTensors | None = None,
         copies: HostCopies | None = None,
         depth: int = 0,
@@ -62,6 +63,7 @@ class AdaptiveRecompute:
             owner: the feature.
             size: the budget in MiB; less than 1 for what the device has.
             steps: of measuring.
+            share: the budget instead, between what full recomputation needs (0) and what none does (1).
             engine: puts saved tensors on the host, for layers that may swap.
             copies: what it puts there.
             depth: how many layers ahead of backward they come back.
@@ -80,7 +82,7 @@ class AdaptiveRecompute:
         self._run: Run | None = None
         self._needed = (0, 0, 0)
         self.measured: list[Measured] = []
-        self._given = size >= 1
+        self._given, self._share = size >= 1, share
         total = session.platform.total_memory()
         self.budget = size * _MIB if self._given else max(total - _RESERVE, total // 2)
         if copies is not None:
@@ -125,11 +127,15 @@ class AdaptiveRecompute:
             everywhere = all_gather_values((sum(self._needed[:2]), self.budget))
             # Devices may differ in size; ranks that judged by budgets of their own would part ways here.
             self.budget = min(budget for _, budget in everywhere)
-            self._refuse([needed for needed, _ in everywhere])
+            if self._share is None:
+                self._refuse([needed for needed, _ in everywhere])
         if self._step == len(self._rounds):
             mine = self.profile.result(run.pg.pp.rank(), self._needed)
             self.measured = all_gather_values(mine)
-            self._refuse([one.needed for one in self.measured])
+            if self._share is not None:
+                self.budget = self._shared_budget(mine.stage, self._share)
+            else:
+                self._refuse([one.needed for one in self.measured])
             self._checks = _CHECKS
             self._apply(mine.stage, self.budget)
 
@@ -156,6 +162,12 @@ class AdaptiveRecompute:
             f"{what}: computing every layer again needs {mib} MiB on rank {needed.index(max(needed))} "
             f"already, of {self.budget // _MIB}; give {mib} or more, use smaller micro-batches, or shard more"
         )
+
+    def _shared_budget(self, stage: int, share: float) -> int:
+        """Return the bytes of this share of what the stage's fastest plan of all takes beyond the least."""
+        measured = of_stage(self.measured, stage)
+        most = plan_of_stage(measured, self._session.platform.total_memory(), depth=self._depth)
+        return measured.needed + (0 if most is None else round(share * most.nbytes))
 
     def _apply(self, stage: int, budget: int) -> None:
         measured = of_stage(self.measured, stage)

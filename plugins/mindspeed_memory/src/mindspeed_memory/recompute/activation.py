@@ -30,7 +30,14 @@ Pair = tuple[Tensor, "Tensor | None"]
 
 
 def recompute_activations(
-    session: Session, chunks: Sequence[Any], owner: str, *, count: int | None, per_rank: bool
+    session: Session,
+    chunks: Sequence[Any],
+    owner: str,
+    *,
+    count: int | None,
+    per_rank: bool,
+    swaps: bool = False,
+    experts: bool = True,
 ) -> None:
     """Let the chosen layers compute their activation functions again.
 
@@ -40,19 +47,21 @@ def recompute_activations(
         owner: the feature.
         count: layers of each chunk, or of the rank; None for all that are not computed again as a whole.
         per_rank: ``count`` is of the pipeline rank.
+        swaps: see `selection_of`.
+        experts: routed experts are among what is computed again.
     """
-    selection = selection_of(chunks, per_rank=per_rank)
+    selection = selection_of(chunks, per_rank=per_rank, swaps=swaps)
     for placed in layers_of(chunks):
         if computes_part_again(placed, selection, count):
-            for module in _feed_forward(placed.layer.mlp):
+            for module in _feed_forward(placed.layer.mlp, experts):
                 if isinstance(module, MLP):
                     session.instances.set(owner, module, "forward", recomputing(module))
                 else:
                     session.instances.set(owner, module, "activation_recompute", True)
 
 
-def _feed_forward(mlp: Any) -> list[Any]:
-    """Return the modules of a layer that have an activation function."""
+def _feed_forward(mlp: Any, with_experts: bool) -> list[Any]:
+    """Return the modules of a layer that have an activation function, routed experts only if asked."""
     if isinstance(mlp, MLP):
         return [mlp]
     if not isinstance(mlp, MoELayer) or mlp.moe_layer_recompute:
@@ -60,6 +69,8 @@ def _feed_forward(mlp: Any) -> list[Any]:
     experts: Any = mlp.experts
     grouped = hasattr(experts, "activation_recompute")
     found = [experts] if grouped else [e for e in getattr(experts, "local_experts", ()) if isinstance(e, MLP)]
+    if not with_experts:
+        found = []
     shared = mlp.shared_experts
     # Overlapped shared experts are called in parts, around the communication of the routed ones.
     if (

@@ -83,12 +83,14 @@ def decoder_layers_of(chunks: Sequence[Any]) -> Iterator[PlacedLayer]:
     return (placed for placed in layers_of(chunks) if not placed.predicts)
 
 
-def selection_of(chunks: Sequence[Any], *, per_rank: bool) -> Selection:
+def selection_of(chunks: Sequence[Any], *, per_rank: bool, swaps: bool = False) -> Selection:
     """Return the order in which layers recompute, by the configuration of the model.
 
     Args:
         chunks: the model chunks of the rank.
         per_rank: ``--enable-recompute-layers-per-pp-rank``.
+        swaps: attention is swapped, and without full recomputation the number of its layers is that of those
+            which compute their feed-forward part again.
 
     Raises:
         UserError: every layer is computed again as a whole already.
@@ -104,6 +106,8 @@ def selection_of(chunks: Sequence[Any], *, per_rank: bool) -> Selection:
                 "--recompute-method uniform computes every layer again as a whole: no layer is left whose "
                 "parts could be; use --recompute-method block"
             )
+        whole = config.recompute_num_layers or 0
+    elif swaps:
         whole = config.recompute_num_layers or 0
     return Selection(whole, virtual, per_rank)
 

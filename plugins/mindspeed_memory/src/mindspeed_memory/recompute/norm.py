@@ -19,7 +19,13 @@ _SWITCHES = {
 
 
 def recompute_norms(
-    session: Session, chunks: Sequence[Any], owner: str, *, count: int | None, per_rank: bool
+    session: Session,
+    chunks: Sequence[Any],
+    owner: str,
+    *,
+    count: int | None,
+    per_rank: bool,
+    swaps: bool = False,
 ) -> None:
     """Let the chosen layers compute their norms again.
 
@@ -31,8 +37,9 @@ def recompute_norms(
         owner: the feature.
         count: layers of each chunk, or of the rank; None for all that are not computed again as a whole.
         per_rank: ``count`` is of the pipeline rank.
+        swaps: see `selection_of`.
     """
-    selection = selection_of(chunks, per_rank=per_rank)
+    selection = selection_of(chunks, per_rank=per_rank, swaps=swaps)
     for placed in layers_of(chunks):
         if not computes_part_again(placed, selection, count):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,14 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP
 
 from mindspeed_core.errors import UserError
+from mindspeed_core.flags.presets import DEFAULT
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_memory.names import MODULES
 from mindspeed_memory.recompute.dense import output_checkpointed
-from mindspeed_memory.recompute.layers import PlacedLayer, blocks, chosen_whole, layers_of
+from mindspeed_memory.recompute.layers import PlacedLayer, blocks, chosen_whole, layers_of, selection_of
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -30,12 +34,13 @@ def swap_modules(
     modules: Sequence[str],
     models: Mapping[str, int] | None = None,
     per_rank: bool,
+    spare_last: bool = False,
 ) -> None:
     """Put away what chosen modules of the layers save.
 
     With full recomputation the layers that it chose compute their feed-forward part again instead of all, and
-    attention is swapped; without it every layer swaps. The last layer of the model does not: backward needs
-    it at once.
+    attention is swapped; without it every layer swaps, and the first ``--recompute-num-layers`` compute their
+    feed-forward part again. The last layer of the model swaps nothing: backward needs it at once.
 
     Args:
         session: takes the changes back when it closes.
@@ -45,20 +50,32 @@ def swap_modules(
         modules: names of `MODULES`.
         models: sub-models that swap, by name, with how many of their first layers do; None for all layers.
         per_rank: numbers of layers are of the pipeline rank.
+        spare_last: the last layer of the model computes nothing again.
     """
     recomputed = chosen_whole(chunks, per_rank=per_rank)
+    numbered = selection_of(chunks, per_rank=per_rank, swaps=True) if recomputed is None else None
     named = None if models is None else _layers_of_models(session, chunks, models)
+    absent = dict.fromkeys(modules, True)
     for placed in layers_of(chunks):
         if recomputed is not None and (placed.predicts or (placed.chunk, placed.index) not in recomputed):
             continue
-        if recomputed is not None:
+        again = recomputed is not None or (
+            numbered is not None and not placed.predicts and numbered.is_whole(placed.index, placed.chunk)
+        )
+        if again and not (spare_last and placed.last):
             _recompute_feed_forward(session, placed, owner)
         if placed.last or (named is not None and id(placed.layer) not in named):
             continue
         for name in modules:
             module = getattr(placed.layer, MODULES[name])
             if not isinstance(module, IdentityOp):
+                absent[name] = False
                 session.instances.set(owner, module, "forward", engine.scope(module.forward))
+    nowhere = [name for name, lacks in absent.items() if lacks]
+    given = session.provenance.get("swap_modules", DEFAULT) != DEFAULT
+    if given and 0 < len(nowhere) < len(modules):
+        shown = ", ".join(nowhere)
+        logger.warning("--swap-modules: no layer here has %s, so that nothing of it swaps", shown)
     if recomputed is None:
         return
     for _, block in blocks(chunks):

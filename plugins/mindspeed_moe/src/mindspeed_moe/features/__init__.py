@@ -27,7 +27,7 @@ from mindspeed_moe.features.tp_extend_ep import TensorRanksExtendExperts
 from mindspeed_moe.features.zero_memory import ZeroMemory
 
 DECLARATIONS = (
-    HookApi("1.1"),
+    HookApi("1.3"),
     ExpertLayer,
     AsyncCommunication,
     AllToAllOverlap,

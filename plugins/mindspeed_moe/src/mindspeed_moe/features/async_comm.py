@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, Requirement
+from mindspeed_core.feature import Feature, Flag, Requirement, hookimpl
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.proofs import ASYNC_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
@@ -38,14 +39,28 @@ class AsyncCommunication(Feature):
     verify = ASYNC_PROOFS
 
     @classmethod
-    def validate(cls, args: Any) -> Sequence[str]:
-        """Refuse shared experts on a stream of their own."""
-        return shared_experts_on_a_stream(_FLAG, args)
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Return what stands down."""
+        if not shared_experts_on_a_stream(_FLAG, args):
+            return ()
+        return (
+            "--moe-shared-expert-overlap changes nothing: the dispatcher calls no shared experts, which "
+            "are computed after it; --moe-alltoall-overlap-comm overlaps them",
+        )
 
     @classmethod
-    def notes(cls, args: Any) -> Sequence[str]:
+    def unread(cls, args: Any) -> Mapping[str, str]:
         """Return that there is nothing to launch where experts are on one rank."""
         ranks = (getattr(args, "expert_model_parallel_size", 1) or 1) * (
             getattr(args, "tensor_model_parallel_size", 1) or 1
         )
-        return (f"{_FLAG} changes nothing, all experts are on one rank",) if ranks == 1 else ()
+        return {_FLAG: "all experts are on one rank"} if ranks == 1 else {}
+
+    @hookimpl(wrapper=True)
+    def validate_arguments_early(self) -> Generator[None, Any, Any]:
+        """Let shared experts on a stream of their own stand down."""
+        args = yield
+        if shared_experts_on_a_stream(_FLAG, args):
+            args = copy.copy(args)
+            args.moe_shared_expert_overlap = False
+        return args

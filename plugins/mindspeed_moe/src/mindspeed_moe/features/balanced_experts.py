@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_moe.expert_ranks import expert_cuts, expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.expert_map_proofs import BALANCED_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
@@ -92,7 +93,7 @@ class BalancedExperts(Feature):
         if not args.balanced_moe_experts:
             given = f"{_NUMBER} {number}" if number != _DEFAULT else f"{_GROUPS} {groups}"
             found.append(f"{given} changes nothing without copies; add {_FLAG}, or drop it")
-        ranks = getattr(args, "expert_model_parallel_size", 1) or 1
+        ranks = expert_ranks(args)
         local = (getattr(args, "num_experts", None) or 0) // ranks
         if ranks < 2:
             found.append(
@@ -108,8 +109,7 @@ class BalancedExperts(Feature):
             found.append(
                 f"{_GROUPS} {groups} is no number of communicators for {number} copies; use 1 to {most}"
             )
-        tensor = getattr(args, "tensor_model_parallel_size", 1) or 1
-        cut = getattr(args, "expert_tensor_parallel_size", None) or tensor
+        cut = expert_cuts(args)
         if cut > 1:
             found.append(
                 f"{_FLAG} keeps rows at home, which experts cut over {cut} ranks must share; use "

@@ -129,6 +129,19 @@ class DeepSpeedExperts(Feature):
         return found
 
     @classmethod
+    def model_facts(cls, args: Any) -> Mapping[str, Any]:
+        """Return how tokens come to experts, and which of them an expert leaves out."""
+        facts: dict[str, Any] = {"moe_model_type": _OURS}
+        if args.moe_use_sinkhorn:
+            facts["moe_use_sinkhorn"] = True
+        if args.moe_no_drop:
+            return {**facts, "moe_no_drop": True}
+        facts["moe_train_capacity_factor"] = args.moe_train_capacity_factor
+        if args.moe_router_topk == 1 and not args.use_rts:
+            facts["use_rts"] = "no: the first tokens are kept"
+        return facts
+
+    @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse flags without the model type, capacities that are none, and noise that has no effect."""
         given = _given(args)
@@ -141,11 +154,19 @@ class DeepSpeedExperts(Feature):
         return [*_of_layers(args), *_of_routes(args), *_of_capacity(args, given)]
 
     @classmethod
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return what has no effect with two choices, or where nothing is dropped."""
+        found = {_TABLES: "tokens always take their places by tables of indices"}
+        if args.moe_no_drop:
+            found[_ORDERLY] = f"no token is dropped with {_NO_DROP}"
+        elif getattr(args, "moe_router_topk", None) == 2:
+            found[_ORDERLY] = "with two choices the first tokens are kept; it is for --moe-router-topk 1"
+        return found
+
+    @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
-        """Return what changes nothing, and what depends on the layout."""
+        """Return what depends on the layout."""
         said = []
-        if args.enable_token_rearrange_opt:
-            said.append(f"{_TABLES} changes nothing, tokens always take their places by tables of indices")
         if args.moe_no_drop and not args.moe_dynamic_padding:
             said.append(
                 f"{_NO_DROP} is megatron-core's dropless layer but for the balance loss; rows are exchanged "
@@ -269,6 +290,6 @@ class FormerDropless(Feature):
         return ()
 
     @classmethod
-    def notes(cls, args: Any) -> Sequence[str]:
+    def unread(cls, args: Any) -> Mapping[str, str]:
         """Return that it is the default."""
-        return ("--moe-dropless changes nothing, no token is dropped without a capacity",)
+        return {"--moe-dropless": "no token is dropped without a capacity"}

@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_moe.expert_ranks import expert_cuts, expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.expert_map_proofs import PLACEMENT_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
@@ -101,7 +102,7 @@ class ExpertPlacement(Feature):
             found.append(f"{_STEPS} {steps} is no number of steps between two plans; use 1 or more")
         if threshold is None or not threshold > 0:
             found.append(f"{_THRESHOLD} {threshold} would move experts for nothing; use a number above 0")
-        size = getattr(args, "expert_model_parallel_size", 1) or 1
+        size = expert_ranks(args)
         if size < 2:
             found.append(
                 f"{_FLAG} with --expert-model-parallel-size {size} has one rank for all experts; use 2 or "
@@ -109,8 +110,8 @@ class ExpertPlacement(Feature):
             )
         elif getattr(args, "num_experts", None) == size:
             found.append(
-                f"{_FLAG} with --num-experts {size} and --expert-model-parallel-size {size} has one expert "
-                "on each rank, whose loads no move changes; use more experts than ranks, or drop it"
+                f"{_FLAG} with --num-experts {size} has one expert on each rank, whose loads no move "
+                "changes; use more experts than ranks, or drop it"
             )
         return found
 
@@ -121,10 +122,7 @@ class ExpertPlacement(Feature):
         width = getattr(args, "moe_ffn_hidden_size", None) or getattr(args, "ffn_hidden_size", None)
         if not hidden or not width:
             return ()
-        cut = getattr(args, "expert_tensor_parallel_size", None) or getattr(
-            args, "tensor_model_parallel_size", 1
-        )
-        weights = hidden * width * (3 if getattr(args, "swiglu", False) else 2) // (cut or 1)
+        weights = hidden * width * (3 if getattr(args, "swiglu", False) else 2) // expert_cuts(args)
         return (f"{_FLAG} sends at most {weights * 16 / 2**20:.3g} MiB for each expert and layer that moves",)
 
     @hookimpl(wrapper=True)

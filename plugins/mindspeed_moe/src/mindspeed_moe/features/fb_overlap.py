@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of, hookimpl
+from mindspeed_moe.expert_ranks import expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.fb_overlap_proofs import FB_OVERLAP_PROOFS
 from mindspeed_moe.options import PAIRS
@@ -77,7 +78,7 @@ class ForwardBackwardOverlap(Feature):
         if not _given(args, _FLAG):
             return (f"{alone[0]} is an option of {_FLAG}; add that one, or drop both",)
         found = []
-        size = getattr(args, "expert_model_parallel_size", 1) or 1
+        size = expert_ranks(args)
         if size < 2:
             found.append(
                 f"{_FLAG} with --expert-model-parallel-size {size} has no communication to hide; use 2 or "
@@ -101,18 +102,16 @@ class ForwardBackwardOverlap(Feature):
         return found
 
     @classmethod
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return which flags have no effect."""
+        return dict.fromkeys(_UNPERMUTED, "probabilities are applied before results of experts are sent back")
+
+    @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
-        """Return which flags change nothing."""
-        said = [
-            f"{flag} changes nothing, probabilities are applied before results of experts are sent back"
-            for flag in _UNPERMUTED
-            if _given(args, flag)
-        ]
-        if getattr(args, "moe_shared_expert_overlap", False):
-            said.append(
-                "--moe-shared-expert-overlap changes nothing, shared experts overlap in both directions"
-            )
-        return said
+        """Return which flag of megatron-core has no effect."""
+        if not getattr(args, "moe_shared_expert_overlap", False):
+            return ()
+        return ("--moe-shared-expert-overlap changes nothing, shared experts overlap in both directions",)
 
     @hookimpl(wrapper=True)
     def get_forward_backward(self, session: Any) -> Generator[None, Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
@@ -46,6 +46,11 @@ class FixedRoutes(Feature):
     deterministic = True
     affects_checkpoint = False
     verify = FIXED_ROUTE_PROOFS
+
+    @classmethod
+    def model_facts(cls, args: Any) -> Mapping[str, Any]:
+        """Return that routes do not follow scores."""
+        return {"fix_router": True}
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

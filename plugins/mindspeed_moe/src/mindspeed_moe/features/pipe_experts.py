@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
-from mindspeed_moe.expert_ranks import expert_cuts
+from mindspeed_moe.expert_ranks import expert_cuts, expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.pipe_experts_proofs import PIPE_EXPERTS_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
@@ -85,7 +85,7 @@ class PipelinedExperts(Feature):
         found = []
         if slices < 1:
             found.append(f"{_SLICES} {slices} is no number of slices; use 1 or more")
-        size = getattr(args, "expert_model_parallel_size", 1) or 1
+        size = expert_ranks(args)
         if size < 2:
             found.append(
                 f"{_FLAG} with --expert-model-parallel-size {size} has no communication to hide; use 2 or "
@@ -94,12 +94,6 @@ class PipelinedExperts(Feature):
         found += shared_experts_on_a_stream(_FLAG, args)
         if not has_places(args):
             found += _of_rows(args, slices)
-        if _apart(args) and expert_cuts(args) < 2:
-            found.append(
-                f"{_APART} orders gathers beside exchanges, and whole experts gather nothing; use "
-                "--tensor-model-parallel-size 2 or more with --sequence-parallel and experts cut over those "
-                "ranks, or drop it"
-            )
         modules = getattr(args, "recompute_modules", None) or ()
         if getattr(args, "recompute_granularity", None) == "selective" and "moe_act" in modules:
             found.append(
@@ -109,13 +103,14 @@ class PipelinedExperts(Feature):
         return found
 
     @classmethod
-    def notes(cls, args: Any) -> Sequence[str]:
+    def unread(cls, args: Any) -> Mapping[str, str]:
         """Return that there is nothing to pipeline where a rank has one expert and one slice."""
-        if items_of_layer(args) > 1:
-            return ()
-        return (
-            f"{_FLAG} changes nothing, a rank has one expert and one slice of it; {_SLICES} 2 would cut it",
-        )
+        found = {}
+        if items_of_layer(args) <= 1:
+            found[_FLAG] = f"a rank has one expert and one slice of it; {_SLICES} 2 would cut it"
+        if _apart(args) and expert_cuts(args) < 2:
+            found[_APART] = "whole experts gather nothing beside exchanges"
+        return found
 
 
 def _of_rows(args: Any, slices: int) -> Sequence[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError
@@ -50,10 +50,15 @@ class TensorRanksExtendExperts(Feature):
         return found
 
     @classmethod
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return that there are no other ranks to spread experts over."""
+        return {_FLAG: "there is no tensor parallelism"} if tensor_ranks(args) == 1 else {}
+
+    @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Return the layout that the flag stands for."""
         if tensor_ranks(args) == 1:
-            return (f"{_FLAG} changes nothing, there is no tensor parallelism",)
+            return ()
         return (
             f"{_FLAG} stands for --expert-model-parallel-size {expert_ranks(args)} "
             "--expert-tensor-parallel-size 1",

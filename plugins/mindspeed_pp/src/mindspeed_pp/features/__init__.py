@@ -13,7 +13,7 @@ from mindspeed_pp.features.random_states import RandomPerMicrobatch
 from mindspeed_pp.features.weight_gradients import LaterWeightGradients
 
 DECLARATIONS = (
-    HookApi("1.2"),
+    HookApi("1.3"),
     SCHEDULES,
     ACTIONS,
     PipelineSchedule,

@@ -28,7 +28,13 @@ class Chimera(Feature):
         ),
         Flag(_DECOUPLE, help="chimera: gradients of weights behind the last forward pass where ranks wait."),
     )
-    requires = (Requirement(feature="pp-engine", reason="a schedule says which copy computes a micro-batch"),)
+    requires = (
+        Requirement(
+            feature="pp-engine",
+            reason="a schedule says which copy computes a micro-batch",
+            remedy="add --pipeline-schedule chimera",
+        ),
+    )
     conflicts = (
         Conflict(
             flag="--overlap-grad-reduce",

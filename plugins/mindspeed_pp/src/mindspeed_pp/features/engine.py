@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.errors import UserError
@@ -39,7 +39,9 @@ from mindspeed_pp.schedules import BUILT_IN
 
 ENGINE = "pp-engine"
 _STREAMS, _WARM_UP = "--use-multi-stream", "overlap_warmup_cooldown_communication"
-_SWAP = "--use-nanopipe-swap"
+_SWAP, _DETACH = "--use-nanopipe-swap", "--dualpipev-dw-detach"
+_WITHOUT_TIMES = {rule.name for rule in BUILT_IN} - {"list", "chimera"}
+"""Schedules whose order does not depend on the times of passes."""
 RECOMPUTE_FLAG = "--pipeline-recompute"
 _AUTOGRAD = "its hooks expect the order of autograd; drop one of the two"
 
@@ -108,7 +110,7 @@ class PipelineSchedule(Feature):
             choices=("dualpipev", "chimera"),
             help=f"The same as {FLAG}.",
         ),
-        Flag("--dualpipev-dw-detach", help="dualpipev: leave the last weight gradients to the end."),
+        Flag(_DETACH, help="dualpipev: leave the last weight gradients to the end."),
         Flag(
             "--foldx-mode",
             type=str,
@@ -214,6 +216,29 @@ class PipelineSchedule(Feature):
                 f"{WEIGHTS_FLAG} {GREEDY} with {asked}: it computes no weight gradients apart; use zb-h1, "
                 "zbi or zbv, or drop it"
             )
+        return found
+
+    @classmethod
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return options that belong to another schedule, or to a flag that is not given."""
+        plan, found = planned(args), {}
+        assert plan is not None
+        rule, asked = plan.rule.name, next(iter(asked_for(args)))
+        if rule != "dualpipev":
+            found[_DETACH] = f"it is an option of dualpipev, and the schedule is {rule}"
+        if not getattr(args, "profile_pipeline", None):
+            found[PROFILE_STEPS_FLAG] = f"nothing is measured without {PROFILE_FLAG}"
+        if asked not in NATIVE_ORDER:
+            each = f"{asked} has a communicator for each direction anyway"
+            found |= dict.fromkeys((*NATIVE_ORDER, _STREAMS), each)
+        searched = getattr(args, "automated_pipeline_perf", False)
+        chosen = searched or asked.endswith(f" {AUTO}")
+        if not (plan.moves_weights or chosen) and rule in _WITHOUT_TIMES:
+            timed = (
+                f"the order of {rule} does not depend on times; {FLAG} {AUTO} and {WEIGHTS_FLAG} {GREEDY} "
+                "read them"
+            )
+            found |= {TIMES_FLAG: timed, TIMES_FROM_FLAG: timed}
         return found
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError, UserError
@@ -121,14 +121,12 @@ class MicrobatchSizes(Feature):
         return found
 
     @classmethod
-    def notes(cls, args: Any) -> Sequence[str]:
-        """Say what a list that is switched off, or an index, does."""
-        found = []
-        listed = given_list(args)
-        if listed is not None and not getattr(args, "optimized_mbs_mode", True):
-            found.append(f"{SWITCH_FLAG}: micro-batches have equal size, {listed[0]} is not used")
-        if getattr(args, "mbs_idx", None) is not None:
-            found.append(f"{INDEX_FLAG}: not used, the schedule knows which micro-batch it runs")
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return lists that are switched off, and an index that nobody needs."""
+        found = {INDEX_FLAG: "the schedule knows which micro-batch it runs"}
+        if not getattr(args, "optimized_mbs_mode", True):
+            equal = f"micro-batches have equal size with {SWITCH_FLAG}"
+            found |= dict.fromkeys((LIST_FLAG, MANUAL_FLAG, OPTIMIZED_FLAG, PERF_FLAG), equal)
         return found
 
     @hookimpl(wrapper=True)
@@ -171,7 +169,7 @@ class MicrobatchSizes(Feature):
         if plan.rule.name != "1f1b":
             raise ArgumentError(
                 PERF_FLAG,
-                "",
+                None,
                 f"sizes are searched for 1f1b, and the schedule is {plan.rule.name}",
                 f"give {LIST_FLAG}, or use 1f1b",
             )

@@ -64,13 +64,18 @@ class MultiParameter(Feature):
         return bool(asked or getattr(args, "pipeline_tensor_shapes", None))
 
     @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return that one hidden state travels between stages, as in a pipeline without the flag."""
+        if getattr(args, "pipeline_tensor_shapes", None):
+            return ""
+        return f"stages hand over one tensor, as without it; {SHAPES_FLAG} describes further ones"
+
+    @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
-        """Refuse one flag without the other, and descriptions that cannot be read."""
+        """Refuse shapes without the flag, and descriptions that cannot be read."""
         if alone := one_stage(args):
             return alone
-        text = getattr(args, "pipeline_tensor_shapes", None)
-        if not text:
-            return (f"{_FLAG} without {SHAPES_FLAG}: which tensors? add {SHAPES_FLAG} {_HIDDEN[1]!r}",)
+        text = getattr(args, "pipeline_tensor_shapes", None) or ""
         if not getattr(args, "use_multiparameter_pipeline_model_parallel", False):
             return (f"{SHAPES_FLAG} without {_FLAG}: add it, or drop the shapes",)
         if is_provider(text):

@@ -27,7 +27,11 @@ class LaterWeightGradients(Feature):
     summary = "Weight gradients of linears computed when the pipeline schedule says so"
     flags = (Flag(OUTPUT_FLAG, help="Put off the weight gradient of an untied output layer too."),)
     requires = (
-        Requirement(feature="pp-engine", reason="a schedule says when weight gradients are computed"),
+        Requirement(
+            feature="pp-engine",
+            reason="a schedule says when weight gradients are computed",
+            remedy="add --pipeline-schedule zb-h1, zbi or zbv",
+        ),
     )
     conflicts = (
         Conflict(

@@ -15,7 +15,7 @@ from mindspeed_tp.features.upstream import GatedFusion
 from mindspeed_tp.features.vocabulary import ChunkedLoss, VocabularyEmbedding
 
 DECLARATIONS = (
-    HookApi("1.2"),
+    HookApi("1.3"),
     PlannedLinears,
     ChunkedProducts,
     FusedProducts,

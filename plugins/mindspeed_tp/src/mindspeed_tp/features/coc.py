@@ -14,11 +14,24 @@ from mindspeed_tp.features.proofs import COC_PROOFS, MC2_PROOFS
 from mindspeed_tp.options import AUTO, COC, IN_PARTS, MC2, ORIGINAL, REWRITTEN, coc_mode
 
 _COC, _MC2, _TYPE = "--use-ascend-coc", "--use-ascend-mc2", "--comm-overlap-type"
-_ONE_RANK = "changes nothing with --tensor-model-parallel-size 1: there is no communication to hide"
+_MODE, _PARTS, _KERNEL = "--coc-mode", "--coc-parallel-num", "--coc-fused-kernel"
+_USEFUL_PARTS = 2
+"""Parts where nobody says how many: MindSpeed's default of 1 would be no parts at all."""
+_ONE_RANK = "there is no communication to hide with --tensor-model-parallel-size 1"
 TRANSFORMER_ENGINE = Conflict(
     flag="--tp-comm-overlap",
     reason="it overlaps the same communication in TransformerEngine's linears; keep one of the two",
 )
+
+
+OVERLAP_TYPE = Flag(
+    _TYPE,
+    type=str,
+    default="default",
+    choices=("default", "mc2", "coc_kernel", "coc"),
+    help=f"coc is {_COC}, coc_kernel adds {_KERNEL}, mc2 is {_MC2}.",
+)
+"""Of both features that it asks for."""
 
 
 def overlap_presets(args: Any) -> Mapping[str, Any]:
@@ -40,20 +53,21 @@ class ChunkedProducts(Feature):
     flags = (
         Flag(_COC, help="Hide communication of tensor parallelism behind products in parts."),
         Flag(
-            "--coc-mode",
+            _MODE,
             type=int,
             default=AUTO,
             choices=(AUTO, ORIGINAL, REWRITTEN, IN_PARTS),
             help="0: megatron-core's linears; 1: planned linears without overlap; 2: in parts; -1 chooses.",
         ),
         Flag(
-            "--coc-parallel-num",
+            _PARTS,
             type=int,
             default=1,
             choices=ALLOWED_PARTS,
-            help="In how many parts the rows of a product are worked on.",
+            help=f"In how many parts the rows of a product are worked on; with {_COC} {_USEFUL_PARTS} "
+            "where nobody says it.",
         ),
-        Flag("--coc-fused-kernel", help="Let a kernel multiply and communicate where the device has one."),
+        Flag(_KERNEL, help="Let a kernel multiply and communicate where the device has one."),
         Flag(
             CONFIG,
             type=str,
@@ -61,13 +75,7 @@ class ChunkedProducts(Feature):
             metavar="FILE",
             help="JSON file with a number of parts for shapes of products, {'[m, k, n]': 4}.",
         ),
-        Flag(
-            _TYPE,
-            type=str,
-            default="default",
-            choices=("default", "mc2", "coc_kernel", "coc"),
-            help=f"coc is {_COC}, coc_kernel adds --coc-fused-kernel, mc2 is {_MC2}.",
-        ),
+        OVERLAP_TYPE,
     )
     requires = (PLANNED,)
     conflicts = (
@@ -80,23 +88,33 @@ class ChunkedProducts(Feature):
     deterministic = True
     affects_checkpoint = False
     formulas = {"bytes_sent": DENSE}
-    tuning = {_COC: (False, True), "--coc-parallel-num": ALLOWED_PARTS}
+    tuning = {_COC: (False, True), _PARTS: ALLOWED_PARTS}
     verify = COC_PROOFS
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
-        """Return what ``--comm-overlap-type`` stands for."""
-        return overlap_presets(args)
+        """Return what ``--comm-overlap-type`` stands for, and parts where products are cut into some."""
+        found = dict(overlap_presets(args))
+        asked = getattr(args, "use_ascend_coc", False) or found.get("use_ascend_coc", False)
+        whole = getattr(args, "coc_mode", AUTO) not in (AUTO, IN_PARTS)
+        fused = getattr(args, "coc_fused_kernel", False) or found.get("coc_fused_kernel", False)
+        if asked and not whole and not fused and getattr(args, "coc_config", None) is None:
+            found["coc_parallel_num"] = _USEFUL_PARTS
+        return found
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """Return whether products are asked for that megatron-core's own linears do not compute."""
-        if not getattr(args, "use_ascend_coc", False):
-            return False
-        try:
-            return args.coc_fused_kernel or coc_mode(args) != ORIGINAL
-        except CoCConfigError:
-            return True
+        """Return whether products in parts are asked for."""
+        return bool(getattr(args, "use_ascend_coc", False))
+
+    @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return why products are those of megatron-core's own linears."""
+        if args.coc_fused_kernel or coc_mode(args) != ORIGINAL:
+            return ""
+        if args.coc_mode == ORIGINAL:
+            return f"{_MODE} {ORIGINAL} asks for megatron-core's linears; {_MODE} {IN_PARTS} works in parts"
+        return f"{_PARTS} 1 leaves products whole; use 2, 4 or 8"
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
@@ -117,12 +135,22 @@ class ChunkedProducts(Feature):
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
-        """Say what changes nothing, and what a kernel's absence means."""
-        if args.tensor_model_parallel_size == 1:
-            return (f"{_COC} {_ONE_RANK}",)
-        if args.coc_fused_kernel and getattr(args, "platform", "") != "npu":
-            return ("--coc-fused-kernel: this device has no such kernel, rows are worked on in 4 parts",)
+        """Say what a kernel's absence means."""
+        alone = args.tensor_model_parallel_size == 1
+        if args.coc_fused_kernel and getattr(args, "platform", "") != "npu" and not alone:
+            return (f"{_KERNEL}: this device has no such kernel, rows are worked on in 4 parts",)
         return ()
+
+    @classmethod
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return what one rank, a kernel or whole products leave without effect."""
+        if args.tensor_model_parallel_size == 1:
+            return dict.fromkeys((_COC, _MODE, _PARTS, _KERNEL, CONFIG, _TYPE), _ONE_RANK)
+        if args.coc_fused_kernel:
+            return dict.fromkeys((_MODE, _PARTS, CONFIG), f"{_KERNEL} decides how products are computed")
+        if coc_mode(args) == REWRITTEN:
+            return dict.fromkeys((_PARTS, CONFIG), f"{_MODE} {REWRITTEN} leaves products whole")
+        return {}
 
 
 class FusedProducts(Feature):
@@ -132,7 +160,7 @@ class FusedProducts(Feature):
     family = "tp"
     summary = "Products of tensor parallelism and their communication in one kernel of the NPU"
     stability = "prototype"
-    flags = (Flag(_MC2, help="Multiply and communicate in one kernel of the NPU."),)
+    flags = (Flag(_MC2, help="Multiply and communicate in one kernel of the NPU."), OVERLAP_TYPE)
     requires = (PLANNED,)
     conflicts = (TRANSFORMER_ENGINE,)
     slots = ("tp-executor",)
@@ -147,10 +175,13 @@ class FusedProducts(Feature):
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
-        """Say where there is no kernel, and what it computes without sequence parallelism."""
-        said = []
-        if args.tensor_model_parallel_size == 1:
-            said.append(f"{_MC2} {_ONE_RANK}")
-        elif getattr(args, "platform", "") != "npu":
-            said.append("this device has no kernel that communicates: products and collectives take turns")
-        return said
+        """Say where there is no kernel."""
+        if args.tensor_model_parallel_size == 1 or getattr(args, "platform", "") == "npu":
+            return ()
+        return ("this device has no kernel that communicates: products and collectives take turns",)
+
+    @classmethod
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return that one rank has nothing to hide."""
+        alone = args.tensor_model_parallel_size == 1
+        return dict.fromkeys((_MC2, _TYPE), _ONE_RANK) if alone else {}

@@ -102,6 +102,21 @@ class TwoDimensional(Feature):
         return found
 
     @classmethod
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return overlaps with nothing to hide, and sizes of the spelling that is not used."""
+        found: dict[str, str] = {}
+        if args.tp_y == 1:
+            alone = "its rows come around the ring of --tp-y, which is 1"
+            found |= dict.fromkeys((_AG, _BACKWARD_AG), alone)
+            found[_RS] = "its sums are scattered over --tp-y, which is 1"
+        if not args.use_nd_matmul:
+            found |= {
+                _ND1: f"it belongs to {_FORMER}; use --tp-x",
+                _ND2: f"it belongs to {_FORMER}; use --tp-y",
+            }
+        return found
+
+    @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Say what the grid communicates where one dimension would less, and what is absorbed."""
         said, t = [], args.tensor_model_parallel_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
@@ -13,6 +13,7 @@ from mindspeed_tp.options import RECOMPUTE
 
 _LEVEL = "--optimize-recomp-communication-level"
 _STATUS = "--optimize-recomp-communication-status"
+_GATHERED = "--no-recompute-comm-save-gathered"
 
 
 class RecomputeCommunication(Feature):
@@ -34,7 +35,7 @@ class RecomputeCommunication(Feature):
         ),
         Flag(_STATUS, type=int, default=0, choices=(0, 1, 2), help=f"Former name of {_LEVEL}."),
         Flag(
-            "--no-recompute-comm-save-gathered",
+            _GATHERED,
             inverts="recompute_comm_save_gathered",
             help="Gather the input of a recomputed linear once more for its weight's gradient.",
         ),
@@ -87,11 +88,14 @@ class RecomputeCommunication(Feature):
         return {"optimize_recomp_communication_level": level} if level else {}
 
     @classmethod
-    def notes(cls, args: Any) -> Sequence[str]:
-        """Say where there is no communication to leave out."""
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return what has no effect where there is no communication to leave out, or nothing is gathered."""
         if args.tensor_model_parallel_size == 1:
-            return (f"{_LEVEL} leaves out nothing with --tensor-model-parallel-size 1",)
-        return ()
+            alone = "there is no communication to leave out with --tensor-model-parallel-size 1"
+            return dict.fromkeys((_LEVEL, _STATUS, _GATHERED), alone)
+        if not args.sequence_parallel and not getattr(args, "tp_2d", False):
+            return {_GATHERED: "inputs are gathered with --sequence-parallel only"}
+        return {}
 
     @hookimpl(wrapper=True)
     def build_transformer_config(self) -> Generator[None, Any, Any]:

@@ -64,6 +64,7 @@ UNEVEN_PROOFS = (
         compare=("losses",),
     ),
     _on_one("query-norm", *TP2, *SP, both=("--qk-layernorm",)),
+    _on_one("output-gate", *TP2, *SP, both=("--attention-output-gate",)),
     Scenario(
         "resume",
         flags=(*_MODEL, *_THREES, *_TP3, *SP, *_UNEVEN, *SHARDED),

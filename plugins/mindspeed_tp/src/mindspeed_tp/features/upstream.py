@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mindspeed_core.feature import Feature, Flag
@@ -26,6 +26,6 @@ class GatedFusion(Feature):
     verify = FUSION_PROOFS
 
     @classmethod
-    def notes(cls, args: Any) -> Sequence[str]:
-        """Say that nothing changes."""
-        return ("--mlp-layer-fusion is native: gate and up projection are one product, with and without it",)
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Say that it is always so."""
+        return {"--mlp-layer-fusion": "gate and up projection are one product, with and without it"}

@@ -18,10 +18,12 @@ from megatron.core.tensor_parallel.layers import (
 from megatron.core.transformer.utils import make_sharded_object_for_checkpoint
 from torch import Tensor
 
+from mindspeed_core.linear_layout import LinearLayout
 from mindspeed_tp.grid.gradients import learned_in_parts
 from mindspeed_tp.grid.place import X, Y, here
 from mindspeed_tp.linear_function import Communication
 from mindspeed_tp.linears import PlannedColumn, PlannedRow
+from mindspeed_tp.options import GRID
 from mindspeed_tp.rows import Rows
 
 Fragment = tuple[int, int, int]
@@ -128,6 +130,7 @@ class Column2D(_Linear2D, PlannedColumn):
     """
 
     axes = (0, 1)
+    linear_layout = LinearLayout(GRID, "[s / x, b, k / y]", "[s / y, b, n / x]")
 
     def __init__(
         self, input_size: int, output_size: int, *, config: Any, init_method: Any, **named: Any
@@ -159,6 +162,7 @@ class Row2D(_Linear2D, PlannedRow):
     """
 
     axes = (1, 0)
+    linear_layout = LinearLayout(GRID, "[s / y, b, k / x]", "[s / x, b, n / y]")
 
     def __init__(
         self, input_size: int, output_size: int, *, config: Any, init_method: Any, **named: Any

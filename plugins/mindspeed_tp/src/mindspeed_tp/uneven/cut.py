@@ -36,6 +36,7 @@ class Cuts:
         per_group: query heads of a group.
         channels: of a head.
         gated: the feed-forward module has two first linears in one.
+        gates: a group has a gate of the output beside each query head.
     """
 
     groups: Partition
@@ -44,6 +45,7 @@ class Cuts:
     per_group: int
     channels: int
     gated: bool
+    gates: bool = False
 
     @classmethod
     def of(cls, args: Any) -> Cuts:
@@ -57,12 +59,14 @@ class Cuts:
             per_group=sizes.heads // sizes.groups,
             channels=sizes.channels,
             gated=sizes.gated,
+            gates=bool(getattr(args, "attention_output_gate", False)),
         )
 
     def of_role(self, role: str) -> Cut:
         """Return the cut of the linear of a role: ``qkv``, ``proj``, ``fc1`` or ``fc2``."""
+        of_group = self.per_group * (2 if self.gates else 1) + 2
         parts = {
-            "qkv": self.groups.times((self.per_group + 2) * self.channels),
+            "qkv": self.groups.times(of_group * self.channels),
             "proj": self.groups.times(self.per_group * self.channels),
         }.get(role, self.width)
         return Cut(parts, 2 if role == "fc1" and self.gated else 1, self.sequence)

@@ -14,9 +14,11 @@ from megatron.core.tensor_parallel.layers import (
 from megatron.core.transformer.utils import make_sharded_object_for_checkpoint
 from torch import Tensor
 
+from mindspeed_core.linear_layout import LinearLayout
 from mindspeed_core.session import current
 from mindspeed_tp.linear_function import Communication
 from mindspeed_tp.linears import PlannedColumn, PlannedRow
+from mindspeed_tp.options import UNEVEN
 from mindspeed_tp.rows import Rows
 from mindspeed_tp.uneven.cut import Cut
 
@@ -134,6 +136,7 @@ class UnevenColumn(_UnevenLinear, PlannedColumn):
     """Column linear whose output is distributed unevenly."""
 
     axis = 0
+    linear_layout = LinearLayout(UNEVEN, "[s or an uneven part of it, b, k]", "[s, b, an uneven part of n]")
 
     def __init__(
         self, input_size: int, output_size: int, *, config: Any, init_method: Any, cut: Cut, **named: Any
@@ -156,6 +159,7 @@ class UnevenRow(_UnevenLinear, PlannedRow):
     """Row linear whose input is distributed unevenly."""
 
     axis = 1
+    linear_layout = LinearLayout(UNEVEN, "[s, b, an uneven part of k]", "[s or an uneven part of it, b, n]")
 
     def __init__(
         self, input_size: int, output_size: int, *, config: Any, init_method: Any, cut: Cut, **named: Any

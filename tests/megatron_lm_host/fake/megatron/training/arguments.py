@@ -53,7 +53,8 @@ def add_megatron_arguments(parser):
         "accumulate-allreduce-grads-in-fp32 data-parallel-random-init te-rng-tracker inference-rng-tracker "
         "use-persistent-ckpt-worker ddp-average-in-collective no-persist-layer-norm no-load-optim "
         "no-load-rng qk-layernorm mock-data reset-position-ids reset-attention-mask eod-mask-loss "
-        "multi-latent-attention moe-pad-expert-input-to-capacity"
+        "multi-latent-attention moe-pad-expert-input-to-capacity override-opt-param-scheduler "
+        "rotary-interleaved"
     ).split():
         add(f"--{name}", action="store_true")
     add("--disable-bias-linear", action="store_false", dest="add_bias_linear")
@@ -67,11 +68,17 @@ def add_megatron_arguments(parser):
         action="store_false",
         dest="create_attention_mask_in_dataloader",
     )
+    # Off in Megatron-LM; tests train on beyond the planned end.
+    kept = argparse.BooleanOptionalAction
+    add("--use-checkpoint-opt-param-scheduler", action=kept, default=True)
     add("--profile-ranks", nargs="+", type=int, default=[0])
     # Whole minutes in Megatron-LM; tests have less time.
     add("--distributed-timeout-minutes", type=float, default=10)
     add("--lr", type=float, default=1e-2)
     add("--min-lr", type=float, default=0.0)
+    add("--norm-epsilon", type=float, default=1e-5)
+    add("--rotary-base", type=int, default=10000)
+    add("--adam-beta2", type=float, default=0.999)
     add("--hidden-dropout", type=float, default=0.0)
     add("--attention-dropout", type=float, default=0.0)
     add("--normalization", default="LayerNorm", choices=["LayerNorm", "RMSNorm"])
@@ -136,6 +143,8 @@ def validate_args(args, defaults=()):
     args.consumed_train_samples = 0
     args.consumed_valid_samples = 0
     args.iteration = 0
+    if args.override_opt_param_scheduler:
+        args.use_checkpoint_opt_param_scheduler = False
     args.virtual_pipeline_model_parallel_size = args.num_virtual_stages_per_pipeline_rank
     return args
 
@@ -178,6 +187,8 @@ def core_transformer_config_from_args(args, config_class=None):
         hidden_dropout=args.hidden_dropout,
         attention_dropout=args.attention_dropout,
         qk_layernorm=args.qk_layernorm,
+        layernorm_epsilon=args.norm_epsilon,
+        rotary_interleaved=args.rotary_interleaved,
         bf16=args.bf16,
         num_moe_experts=args.num_experts,
         moe_ffn_hidden_size=args.moe_ffn_hidden_size,

@@ -152,6 +152,8 @@ def get_optimizer_param_scheduler(optimizer):
         end_wd=0.01,
         wd_incr_steps=steps,
         wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=args.use_checkpoint_opt_param_scheduler,
+        override_opt_param_scheduler=args.override_opt_param_scheduler,
     )
 
 

@@ -343,4 +343,4 @@ class Exponential(Feature):
         return follow_schedule(session, scheduler, {"acme-exponential": exponential}, owner=self.name)
 
 
-DECLARATIONS = (HookApi("1.1"), Average, GatedNorms, ZLoss, LionOptimizer, Lines, Exponential)
+DECLARATIONS = (HookApi("1.3"), Average, GatedNorms, ZLoss, LionOptimizer, Lines, Exponential)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_core.feature import (
     ExtensionPoint,
@@ -16,6 +16,7 @@ from mindspeed_core.feature import (
     Flag,
     Requirement,
     StageSpecs,
+    TakeOver,
     hookimpl,
 )
 from mindspeed_core.megatron.group_options import OF_OWN_GROUPS
@@ -726,6 +727,41 @@ class Adapter(Feature):
         }
 
 
+class Beside(Feature):
+    """A product beside a linear that other features may change."""
+
+    name = "toy-beside"
+    family = FAMILY
+    summary = "adds a low-rank product to the output of every fc1"
+    flags = (Flag("--toy-beside", type=int, help="Rank of the product."),)
+    before: ClassVar[Sequence[str]] = ("tp-linear", "pp-weight-gradients")
+    places_modules = True
+    affects_checkpoint = True
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(
+        self, session: Session, args: Namespace
+    ) -> Generator[None, TransformerBlockSubmodules, TransformerBlockSubmodules]:
+        spec = yield
+        from mindspeed_toy_needs.beside import place_beside
+
+        return place_beside(spec, session, args.toy_beside, owner=self.name)
+
+
+class BesideFirst(Beside):
+    """The same, placed before what other features place."""
+
+    name = "toy-beside-first"
+    summary = "adds the product before others change the linear"
+    flags = (
+        Flag("--toy-beside-first", help="Place it first."),
+        Flag("--toy-beside", type=int, help="Rank of the product."),
+    )
+    before = ()
+    after = ("tp-linear", "pp-weight-gradients")
+    takes_over = (TakeOver("toy-beside", "it is placed first"),)
+
+
 class Uneven(Feature):
     """Dimensions that tensor parallelism does not divide."""
 
@@ -778,5 +814,7 @@ DECLARATIONS = (
     Sentences,
     Letters,
     Adapter,
+    Beside,
+    BesideFirst,
     Uneven,
 )

@@ -1,0 +1,52 @@
+"""What a linear's input and output mean on a rank, for modules that go around linears.
+
+megatron-core's column and row linears take and give the parts that its documentation says; a module that
+adds to their output relies on it. A linear that differs declares a `LinearLayout`, and whoever wraps it has
+to know that layout by name. A module that holds another one inside says so with ``wraps``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+LAYOUT, WRAPS = "linear_layout", "wraps"
+"""Class attributes of modules: the `LinearLayout` of a linear; the constructor argument that holds the
+specification of what a module contains."""
+ANY_LAYOUT: Final = frozenset({"*"})
+"""Of a wrapper that hands input and output on as they are, and adds nothing that has their shape."""
+
+
+@dataclass(frozen=True)
+class LinearLayout:
+    """Parts of a linear's input and output that a rank has, where they are not megatron-core's.
+
+    Attributes:
+        name: by which wrappers say that they know it; the name of the feature.
+        input: shape of the input on a rank, ``"[s / x, b, k / y]"``.
+        output: shape of the output on a rank.
+    """
+
+    name: str
+    input: str
+    output: str
+
+    def __str__(self) -> str:
+        """Return it for a message."""
+        return f"takes {self.input} and gives {self.output}"
+
+
+def layout_of(module: Any) -> LinearLayout | None:
+    """Return the layout that a linear's class declares; None for megatron-core's."""
+    return getattr(module, LAYOUT, None)
+
+
+def wrapped_argument(module: Any) -> str:
+    """Return the constructor argument of a class that holds what it contains; empty where it says none."""
+    return getattr(module, WRAPS, "") if isinstance(module, type) else ""
+
+
+def knows(layouts: Collection[str], layout: LinearLayout | None) -> bool:
+    """Return whether a wrapper that names ``layouts`` works around a linear of a layout."""
+    return layout is None or layouts == ANY_LAYOUT or layout.name in layouts

@@ -1,0 +1,105 @@
+"""Cleaning of text that is not ours, before a terminal, a log, Markdown or HTML shows it.
+
+Names in indexes, plans, layouts and models, versions of packages and messages of exceptions come from files
+and plugins. A terminal obeys escape sequences in them, a browser their tags, and a reader is deceived by
+characters that reverse or hide what stands beside them.
+"""
+
+from __future__ import annotations
+
+import html
+import logging
+import re
+import sys
+import unicodedata
+from typing import TextIO
+
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Categories of characters that control, hide or reorder text, or that nobody can see."""
+_JOINERS = "\u200c\u200d"
+"""Of them, what Persian, Indic scripts and emoji are spelled with; they join or part their neighbours."""
+_MARKDOWN = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|^\s*[#+\->=:]|^\s*\d+[.)](?=\s|$)")
+"""Marks of Markdown in a line: everywhere those of spans, and at its begin those of blocks."""
+_LIMIT = 300
+
+
+def clean(text: object, *, lines: bool = False) -> str:
+    """Return text in which every character is visible; others are written as ``\\x1b`` or ``\\u202e``.
+
+    Args:
+        text: a foreign text, or a value whose ``str`` holds one.
+        lines: keep line breaks and tabs.
+    """
+    found = text if isinstance(text, str) else _text_of(text)
+    if found.isascii() and found.isprintable():
+        return found
+    kept = "\n\t" if lines else ""
+    return "".join(
+        character if character in kept or not _is_hidden(character) else _escaped(character)
+        for character in found
+    )
+
+
+def emit(text: object = "", *, err: bool = False, file: TextIO | None = None) -> None:
+    """Print text with foreign parts in it, on standard output by default."""
+    print(clean(text, lines=True), file=file or (sys.stderr if err else sys.stdout), flush=True)
+
+
+class CleanLog(logging.Filter):
+    """Filter of a logger that cleans its messages."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Put the cleaned message in the place of the message and its arguments."""
+        record.msg, record.args = clean(record.getMessage(), lines=True), ()
+        return True
+
+
+def clean_log() -> None:
+    """Let the project's logger show cleaned messages; once is enough."""
+    logger = logging.getLogger("mindspeed_core")
+    if not any(isinstance(each, CleanLog) for each in logger.filters):
+        logger.addFilter(CleanLog())
+
+
+def shown(text: object, limit: int = _LIMIT) -> str:
+    """Return a foreign text in one line of at most ``limit`` characters, for a message."""
+    found = text if isinstance(text, str) else _text_of(text)
+    cleaned = clean(found[: limit + 1])
+    return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
+
+
+def first_line(error: BaseException, limit: int = _LIMIT) -> str:
+    """Return the first line of an exception's message, cleaned; its type where it has none."""
+    lines = _text_of(error).strip().splitlines()
+    return shown(lines[0], limit) if lines else type(error).__name__
+
+
+def for_markdown(text: object) -> str:
+    """Return a foreign text as literal text of one line of Markdown, also in a cell of a table."""
+    cleaned = clean(text).replace("&", "&amp;").replace("<", "&lt;")
+    return _MARKDOWN.sub(lambda mark: f"{mark[0][:-1]}\\{mark[0][-1]}", cleaned)
+
+
+def for_html(text: object) -> str:
+    """Return a foreign text as literal text of HTML, also inside of a quoted attribute."""
+    return html.escape(clean(text), quote=True)
+
+
+def _text_of(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as error:
+        # Messages are made when something is wrong already.
+        return f"<{type(value).__name__} whose text cannot be made: {type(error).__name__}>"
+
+
+def _is_hidden(character: str) -> bool:
+    return unicodedata.category(character) in _HIDDEN and character not in _JOINERS
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    known = {9: "\\t", 10: "\\n", 13: "\\r"}
+    if code in known:
+        return known[code]
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"

@@ -1,0 +1,1 @@
+"""Kernels for devices, in Triton: one module per operator, each function of it launches one pass."""

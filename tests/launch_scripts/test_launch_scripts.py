@@ -1,0 +1,72 @@
+"""Command lines of other people, at the worlds they were written for: accepted, or refused for a reason."""
+
+import json
+import re
+from collections.abc import Mapping
+
+import checked_lines
+import pytest
+
+RECORD = checked_lines.LINES.parent / "accepted.json"
+LEAST = {"mindspeed": 51, "megatron_lm_0.16.1": 99, "megatron_lm_newest": 129, "mindspeed_llm": 0}
+"""Scripts of each source that start today; most of the others wait for a package that is announced."""
+REASONS = re.compile(
+    "mindspeed-optim|mindspeed-models|low-precision matrix products|hybrid and Mamba models|'muon'|"
+    "'dist_muon'|TikTokenizer|tokenizer's file decides|fill-in-the-middle|maximal update|distillation|DSA|"
+    "indexer|Mamba|gated delta net|'gated_delta_net'|hyper-connections|errors are not injected|"
+    "grow by equal steps|validation has the batch size|gives every depth|--use-torch-fsdp2|sqrtsoftplus|"
+    "constants of yarn|which this host does not have|attention has biases|"
+    "router of MindSpeed-LLM|deepseek4|MagistralTokenizer|sparse attention"
+)
+
+
+@pytest.fixture(scope="module")
+def found() -> Mapping[str, Mapping[str, tuple]]:
+    return checked_lines.all_problems()
+
+
+@pytest.mark.parametrize("source", LEAST)
+def test_as_many_scripts_are_accepted_as_ever(found, source):
+    accepted = [name for name, problems in found[source].items() if not problems]
+    assert len(accepted) >= LEAST[source]
+
+
+def test_no_script_is_refused_over_a_flag_that_does_nothing(found):
+    unexplained = {
+        (source, name, str(problem))
+        for source, scripts in found.items()
+        for name, problems in scripts.items()
+        for problem in problems
+        if not REASONS.search(f"{problem.reason} {problem.value} {problem.remedy}")
+    }
+    assert unexplained == set()
+
+
+def test_every_refusal_has_a_way_out(found):
+    lacking = [
+        str(problem)
+        for scripts in found.values()
+        for problems in scripts.values()
+        for problem in problems
+        if not problem.remedy
+    ]
+    assert lacking == []
+
+
+def test_the_record_behind_the_documentation_is_current(found):
+    """``python tests/launch_scripts/checked_lines.py --write`` makes it."""
+    assert json.loads(RECORD.read_text(encoding="utf-8")) == checked_lines.record(found)
+
+
+@pytest.mark.parametrize("source", ["mindspeed", "mindspeed_llm"])
+def test_the_other_host_reads_the_same_lines(source):
+    from mindspeed_core.flags.flag_set import flag_set
+
+    known = flag_set(checked_lines.installed(), "megatron-lm")
+    problems = {
+        script.name: found
+        for script in checked_lines.scripts(source)
+        if (found := [p for p in known.parse(script.words).problems if p.code != "E-FLAG-VALUE"])
+    }
+    unexplained = {str(p) for found in problems.values() for p in found if not REASONS.search(str(p))}
+    assert unexplained == set()

@@ -1,0 +1,1 @@
+"""Three features of a stranger, written for hook interface 1.0."""

@@ -1,0 +1,170 @@
+"""Other spellings: what each is read as, and where its meaning would change, a refusal."""
+
+import shlex
+from functools import lru_cache
+
+import pytest
+
+from mindspeed_core.flags.flag_set import flag_set
+from mindspeed_core.registry import Registry
+
+EXPERTS = "--num-layers 4 --num-experts 4"
+MLA = "--multi-latent-attention"
+
+
+@lru_cache
+def known(host):
+    return flag_set(Registry.discover(), host)
+
+
+def parse(text, host="standalone"):
+    return known(host).parse(shlex.split(text))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--qk-nope-head-dim 64", {"qk_head_dim": 64}),
+        ("--qk-rope-head-dim 32", {"qk_pos_emb_head_dim": 32}),
+        (f"{MLA} --rope-scaling-type yarn", {"rope_type": "yarn"}),
+        (f"{MLA} --rope-scaling-type yarn --rope-scaling-factor 40", {"rotary_scaling_factor": 40.0}),
+        (
+            "--rope-scaling-mscale 0.7 --rope-scaling-mscale-all-dim 0.8",
+            {"mscale": 0.7, "mscale_all_dim": 0.8},
+        ),
+        (
+            f"{MLA} --rope-scaling-type yarn --rope-scaling-original-max-position-embeddings 4096",
+            {"original_max_position_embeddings": 4096},
+        ),
+        ("--rope-scaling-beta-fast 16 --rope-scaling-beta-slow 2", {"beta_fast": 16.0, "beta_slow": 2.0}),
+        (
+            "--rope-scaling-type llama3 --rope-scaling-factor 8 --low-freq-factor 1 --high-freq-factor 4",
+            {"use_rope_scaling": True, "rope_scaling_factor": 8.0},
+        ),
+        ("--use-rope-scaling --rope-scaling-factor 16", {"rope_scaling_factor": 16.0}),
+        (f"{EXPERTS} --first-k-dense-replace 1", {"moe_layer_freq": [0, 1, 1, 1]}),
+        (f"{EXPERTS} --first-k-dense-replace 1 --moe-layer-freq 1", {"moe_layer_freq": [0, 1, 1, 1]}),
+        (f"{EXPERTS} --first-k-dense-replace 1 --moe-layer-freq -1", {"moe_layer_freq": [0, 1, 1, 1]}),
+        (f"{EXPERTS} --first-k-dense-replace 1 --moe-layer-freq 2", {"moe_layer_freq": [0, 0, 1, 0]}),
+        (f"{EXPERTS} --first-k-dense-replace -1 --moe-layer-freq -1", {"moe_layer_freq": 1}),
+        (f"{EXPERTS} --first-k-dense-replace 0", {"moe_layer_freq": 1}),
+        (f"{EXPERTS} --moe-layer-freq -2", {"moe_layer_freq": 2}),
+        (f"{EXPERTS} --norm-topk-prob", {"moe_router_pre_softmax": False}),
+        (f"{EXPERTS} --norm-topk-prob --moe-router-pre-softmax", {"moe_router_pre_softmax": False}),
+        (
+            f"{EXPERTS} --norm-topk-prob --moe-router-pre-softmax --moe-router-load-balancing-type none",
+            {"moe_router_pre_softmax": True},
+        ),
+        (
+            f"{EXPERTS} --seq-aux --moe-router-load-balancing-type none --moe-aux-loss-coeff 0.01",
+            {"moe_router_load_balancing_type": ["seq_aux_loss"]},
+        ),
+        (
+            f"{EXPERTS} --seq-aux --moe-router-load-balancing-type none",
+            {"moe_router_load_balancing_type": ["none"]},
+        ),
+        (
+            f"{EXPERTS} --moe-router-load-balancing-type pai_megatron_aux_loss --moe-router-num-groups 2",
+            {
+                "moe_router_load_balancing_type": ["aux_loss"],
+                "moe_router_pre_softmax": True,
+                "moe_router_num_groups": None,
+            },
+        ),
+        (f"{EXPERTS} --shared-expert-gate", {"moe_shared_expert_gate": True}),
+        (f"{EXPERTS} --router-gating-in-fp32 --topk-softmax-in-fp32", {"moe_router_dtype": "fp32"}),
+        ("--add-rmsnorm-offset --normalization RMSNorm", {"apply_layernorm_1p": True}),
+        (f"{EXPERTS} --moe-intermediate-size 96", {"moe_ffn_hidden_size": 96}),
+        ("--partial-rotary-factor 0.25", {"rotary_percent": 0.25}),
+        ("--tokenizer-type PretrainedFromHF", {"tokenizer_type": "HuggingFaceTokenizer"}),
+        ("--tokenizer-name-or-path here", {"tokenizer_model": "here"}),
+        ("--use-custom-fsdp", {"use_megatron_fsdp": True}),
+        ("--no-position-embedding", {"position_embedding_type": "none"}),
+        ("--no-position-embedding --position-embedding-type rope", {"position_embedding_type": "rope"}),
+        ("--ckpt-format torch", {"ckpt_format": "torch_dist"}),
+        ("--use-flash-attn --shape-order BNSD", {"shape_order": "SBH"}),
+        ("--attention-backend flash", {"use_flash_attn": True}),
+        ("--attention-backend unfused", {"use_flash_attn": False}),
+    ],
+)
+def test_a_spelling_gives_the_configuration_that_it_means(flags, expected):
+    parsed = parse(flags)
+    assert parsed.problems == ()
+    assert {dest: getattr(parsed.args, dest) for dest in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag", "says"),
+    [
+        (f"{EXPERTS} --seq-aux --moe-router-load-balancing-type sinkhorn", "--seq-aux", "another loss"),
+        (f"{EXPERTS} --first-k-dense-replace 4", "--first-k-dense-replace", "no layer of --num-layers 4"),
+        (f"{EXPERTS} --first-k-dense-replace two", "--first-k-dense-replace", "one whole number"),
+        ("--num-experts 2 --first-k-dense-replace 1", "--first-k-dense-replace", "--num-layers"),
+        (
+            f"{EXPERTS} --first-k-dense-replace 1 --moe-layer-freq [0,1,1,1]",
+            "--first-k-dense-replace",
+            "layer by layer",
+        ),
+        ("--rope-scaling-type yarn", "--rope-scaling-type", "latent attention alone"),
+        ("--rope-scaling-type longrope", "--rope-scaling-type", "mindspeed-models"),
+        (
+            "--rope-scaling-type llama3 --low-freq-factor 2",
+            "--rope-scaling-type",
+            "--low-freq-factor is fixed",
+        ),
+        (
+            f"{EXPERTS} --norm-topk-prob --moe-router-pre-softmax --moe-router-topk-scaling-factor 2",
+            "--norm-topk-prob",
+            "would undo",
+        ),
+        ("--partial-rotary-factor 0.5 --rotary-percent 0.25", "--partial-rotary-factor", "is given too"),
+        (
+            "--moe-router-load-balancing-type softmax_topk",
+            "--moe-router-load-balancing-type",
+            "MindSpeed-LLM",
+        ),
+        ("--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec", "--spec", "layers of qwen3_spec"),
+        (
+            f"{EXPERTS} --router-gating-in-fp32 --moe-router-dtype fp64",
+            "--router-gating-in-fp32",
+            "given too",
+        ),
+    ],
+)
+def test_a_spelling_that_would_change_meaning_is_refused(flags, flag, says):
+    problems = [problem for problem in parse(flags).problems if problem.flag == flag]
+    assert len(problems) == 1
+    assert says in problems[0].reason
+    assert problems[0].remedy
+
+
+def test_the_note_says_what_is_read_and_what_leaves():
+    parsed = parse(f"{EXPERTS} --norm-topk-prob --moe-router-pre-softmax")
+    (note,) = parsed.flag_notes
+    assert note.read_as == "no --moe-router-pre-softmax"
+    assert "softmax over these" in note.reason
+
+
+def test_a_dictionary_is_translated_too():
+    flags = known("library")
+    parsed = flags.parse_mapping(
+        {"num_layers": 4, "num_experts": 4, "first_k_dense_replace": 1, "moe_layer_freq": 1, "swiglu": True}
+    )
+    assert parsed.problems == ()
+    assert parsed.args.moe_layer_freq == [0, 1, 1, 1]
+    assert parsed.args.swiglu is True
+
+
+def test_a_package_that_declares_a_spelling_reads_it_itself():
+    from mindspeed_core.feature import Feature, Flag
+
+    class FirstLayers(Feature):
+        name = "first-layers"
+        family = "test"
+        summary = "Declares what is otherwise translated."
+        flags = (Flag("--first-k-dense-replace", type=int, help="Dense layers."),)
+
+    registry = Registry.of((FirstLayers,))
+    parsed = flag_set(registry, "standalone").parse(shlex.split(f"{EXPERTS} --first-k-dense-replace 1"))
+    assert parsed.flag_notes == ()
+    assert parsed.args.first_k_dense_replace == 1
