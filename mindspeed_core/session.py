@@ -112,6 +112,7 @@ class Session:
         self.mode = plan.mode
         self.provenance: Mapping[str, str] = dict(provenance or {})
         self.groups = Groups()
+        self._failed = False
         self.instances = Instances()
         self.ledger = PatchLedger()
         self.placements: Counter[str] = Counter()
@@ -143,6 +144,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the session."""
+        self._failed = self._failed or error is not None
         self.close()
 
     def open(self) -> Session:
@@ -315,9 +317,11 @@ class Session:
             caller = self._caller(stage)
         try:
             result = caller(session=self, **arguments)
-        except Exception as error:
-            self._refuse_yields(error, stage)
-            self._annotate(error, stage)
+        except BaseException as error:
+            self._failed = True
+            if isinstance(error, Exception):
+                self._refuse_yields(error, stage)
+                self._annotate(error, stage)
             raise
         if result is None:
             raise SessionError(
@@ -336,9 +340,11 @@ class Session:
             caller = self._caller(stage)
         try:
             results: list[Any] = caller(session=self, **arguments)
-        except Exception as error:
-            self._refuse_yields(error, stage)
-            self._annotate(error, stage)
+        except BaseException as error:
+            self._failed = True
+            if isinstance(error, Exception):
+                self._refuse_yields(error, stage)
+                self._annotate(error, stage)
             raise
         return results
 
@@ -555,7 +561,10 @@ class Session:
         # A world that is still there may see another session. torch may name a group after its ranks and
         # the number of groups there are: made again, one would look for its peers at the addresses that the
         # destroyed one left.
-        self.groups.release()
+        if self._failed:
+            self.groups.spoil()
+        else:
+            self.groups.release()
         self.groups.forget()
 
     def _restore_environment(self) -> None:

@@ -18,6 +18,7 @@ _DESTROYERS = {
     "megatron.core.rerun_state_machine": ("destroy_rerun_state_machine",),
     # Its buffer keeps the group that it was made with, and serves whatever group comes next.
     "megatron.core.transformer.moe.fused_a2a": ("reset_hybrid_ep_buffer",),
+    "mindspeed_core.megatron.output_checkpoint": ("forget_checkpoints",),
 }
 _STREAMS = (
     ("megatron.core.transformer.moe.token_dispatcher", "MoEAlltoAllTokenDispatcher.cuda_dtoh_stream"),

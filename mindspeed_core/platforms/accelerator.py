@@ -21,6 +21,7 @@ class AcceleratorPlatform(Platform):
     """A device with a caching allocator, streams, events and a generator of its own."""
 
     collectives_asynchronous: ClassVar[bool] = True
+    memory_is_host: ClassVar[bool] = False
     visible_devices: ClassVar[str] = ""
     """The environment variable that limits which devices a process sees."""
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_core.discovery.installed import package_file
 from mindspeed_core.errors import SessionError
@@ -16,6 +16,9 @@ from mindspeed_core.platforms.accelerator import AcceleratorPlatform
 from mindspeed_core.platforms.machine import first_match
 from mindspeed_core.platforms.platform import Availability, OpeningSession
 from mindspeed_core.platforms.without_te import PATCHES as WITHOUT_TE
+
+if TYPE_CHECKING:
+    from mindspeed_core.instruments.allocator_bytes import StepBytes
 
 _BUILT_FOR = re.compile(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
@@ -83,6 +86,12 @@ class CudaPlatform(AcceleratorPlatform):
                 f"{torch.__version__} (CUDA {torch.version.cuda}); mindspeed-features doctor says more, "
                 "or choose --platform cpu"
             )
+
+    def step_bytes(self) -> StepBytes:
+        """Return the allocator's count: under a dispatch mode compiled dropout would draw other numbers."""
+        from mindspeed_core.instruments.allocator_bytes import AllocatorBytes
+
+        return AllocatorBytes(self)
 
     def allocator_settings(self, settings: str) -> None:
         """Set options of the caching allocator, in the syntax of ``PYTORCH_CUDA_ALLOC_CONF``."""

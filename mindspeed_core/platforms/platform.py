@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from mindspeed_core.instruments.allocator_bytes import StepBytes
     from mindspeed_core.runtime.patches import PatchLedger
 
 
@@ -106,6 +107,8 @@ class Platform:
     """``auto`` takes the available platform with the highest preference."""
     collectives_asynchronous: ClassVar[bool] = False
     """True where a collective proceeds beside computation without occupying the compute units."""
+    memory_is_host: ClassVar[bool] = True
+    """True where tensors of the device lie in the host's memory: nothing is copied to read them."""
     distributions: ClassVar[Sequence[str]] = ()
     """Distributions whose versions take part in the cross-rank check."""
     backend_temporaries: ClassVar[Mapping[str, float]] = {}
@@ -213,6 +216,16 @@ class Platform:
 
     def reset_peak_memory(self) -> None:
         """Start a new peak measurement, where the source allows it."""
+
+    def step_bytes(self) -> StepBytes:
+        """Return what counts the bytes of a step of training, without a change of what it trains.
+
+        The base class follows tensors, since it has no allocator that counts them: right where compiled
+        functions are held eager. A platform that compiles counts with its allocator.
+        """
+        from mindspeed_core.instruments.memory import TensorBytes
+
+        return TensorBytes()
 
     def record_memory(self, entries: int = 100_000) -> None:
         """Record allocations and releases from now on, with their Python stacks, for `memory_snapshot`.

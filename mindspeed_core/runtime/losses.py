@@ -68,7 +68,7 @@ def copied_later(tensor: torch.Tensor, platform: Platform) -> Callable[[], Any]:
 
     It waits for this copy alone, not for work that is launched later.
     """
-    if tensor.device.type == "cpu":
+    if tensor.device.type == "cpu" and platform.memory_is_host:
         return tensor.tolist
     host = platform.pinned_empty(tensor.shape, tensor.dtype)
     host.copy_(tensor, non_blocking=True)

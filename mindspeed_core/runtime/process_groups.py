@@ -3,6 +3,10 @@
 Groups are expensive, and no backend takes a single one back safely while others work. A session that ends for
 good destroys its groups together with the world; one that may be followed by another hands them to a pool of
 the process, from which the next session with the same ranks and options takes them.
+
+Messages of a step that failed may still be under way in a group: receives that were posted, sends that nobody
+took. A later session would pair them with its own. After an unclean end of a session on any rank no group of
+that time is used again.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 Key = tuple[Any, ...]
+_UNCLEAN = "mindspeed/unclean-ends"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +45,8 @@ class _Pool:
     def __init__(self) -> None:
         self._idle: dict[Key, list[_Created]] = {}
         self._world: weakref.ref[Any] = lambda: None  # type: ignore[assignment]
+        self._ends: int = 0
+        self._others: dict[str, int] = {}
 
     def take(self, key: Key) -> _Created | None:
         """Return a group with these ranks and options, or None."""
@@ -55,15 +62,69 @@ class _Pool:
         """Keep a group for the next session."""
         self._of_this_world().setdefault(created.key, []).append(created)
 
+    def look(self) -> None:
+        """Drop what is left where a session of this world ended uncleanly on any rank since the last look.
+
+        Every session looks when it opens, before its ranks have met: all of them see the same.
+        """
+        self._of_this_world()
+        ends = unclean_ends()
+        if ends != self._ends:
+            self._ends, self._idle = ends, {}
+
+    def remember(self, name: str) -> None:
+        """Remember that groups which are not kept here are of this time."""
+        self._of_this_world()
+        self._others[name] = self._ends
+
+    def is_spoiled(self, name: str) -> bool:
+        """Return whether groups that were remembered are older than an unclean end."""
+        self._of_this_world()
+        return self._others.get(name, self._ends) != self._ends
+
     def _of_this_world(self) -> dict[Key, list[_Created]]:
         world = current_world()
         if self._world() is not world:
-            self._idle = {}
+            self._idle, self._others = {}, {}
             self._world = weakref.ref(world)
+            self._ends = 0
         return self._idle
 
 
 _pool = _Pool()
+
+
+def unclean_ends() -> int:
+    """Return how many sessions of this world ended uncleanly, on all ranks together."""
+    store = _store()
+    return 0 if store is None else int(store.add(_UNCLEAN, 0))
+
+
+def look_for_unclean_ends() -> None:
+    """Use no group again of a session that ended uncleanly; call it when all ranks have begun anew."""
+    _pool.look()
+
+
+def remember_groups(name: str) -> None:
+    """Remember that groups made elsewhere are as old as the session that is open now."""
+    _pool.remember(name)
+
+
+def groups_are_spoiled(name: str) -> bool:
+    """Return whether a session ended uncleanly since `remember_groups`."""
+    return _pool.is_spoiled(name)
+
+
+def _store() -> Any:
+    """Return the store of the world; None where there is nobody to disagree with."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    if dist.get_backend() == "fake":
+        return None
+    return c10d._get_default_store()
 
 
 class Groups:
@@ -230,6 +291,13 @@ class Groups:
         if world is not None:
             for created in self._held:
                 _pool.put(created)
+
+    def spoil(self) -> None:
+        """Leave the groups alone: what a failed step has sent or posted may still be in them."""
+        store = _store()
+        if store is not None:
+            store.add(_UNCLEAN, 1)
+        self._released_in = None
 
     def reclaim(self) -> bool:
         """Take the released groups again.

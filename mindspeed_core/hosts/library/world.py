@@ -23,7 +23,7 @@ from mindspeed_core.megatron.config_arguments import described, unset
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.resolver.resolve import resolve
 from mindspeed_core.run import DistInfo, Run
-from mindspeed_core.runtime.process_groups import current_world
+from mindspeed_core.runtime.process_groups import current_world, look_for_unclean_ends
 from mindspeed_core.runtime.rank_check import ranks_agree
 from mindspeed_core.session import Session
 from mindspeed_core.upstream.notes import lines
@@ -271,6 +271,8 @@ class EmbeddedSession(Session):
         self.run.dist = self.call("init_distributed", args=self.args, platform=self.platform)
         if world is not None:
             self._check_ranks(self.run.dist)
+            # All ranks have met in this session: none of them still has to close the one before.
+            look_for_unclean_ends()
         self._in_world = True
 
     def _check_ranks(self, info: DistInfo) -> None:

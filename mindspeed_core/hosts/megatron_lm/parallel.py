@@ -20,6 +20,7 @@ from mindspeed_core.launch.meeting import TIMEOUT, meet_ranks
 from mindspeed_core.megatron.data_source import check_only_source
 from mindspeed_core.megatron.seeds import seed_generators, seed_of_rank
 from mindspeed_core.run import DistInfo, RngInfo
+from mindspeed_core.runtime.process_groups import look_for_unclean_ends
 from mindspeed_core.runtime.rank_check import check_ranks
 from mindspeed_core.session import current
 
@@ -88,6 +89,7 @@ def around_initialize_model_parallel(
     session = now.session
     now.dist = _dist_info(session)
     check_ranks(session, now.dist)
+    look_for_unclean_ends()
     stand_in(session)
     options = {**named, **session.call("process_group_options", args=session.args)}
     with now.calling("build_process_groups", lambda: original(*args, **options)) as call:

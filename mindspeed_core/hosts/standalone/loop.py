@@ -25,6 +25,7 @@ from mindspeed_core.hosts.standalone.monitoring.dry_run_log import STEPS, DryRun
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, announce, open_run_log
 from mindspeed_core.hosts.standalone.setup import setup, teardown
+from mindspeed_core.megatron.global_state import destroy_megatron_state
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run, StepResult
@@ -153,5 +154,8 @@ def _end(session: Session, run: Run | None, log: RunLog | None, failed: bool) ->
             if not failed and run is not None and not session.platform.dry_run:
                 log.say(last_words(run))
             log.close()
-        if not failed:
+        if failed:
+            # Ranks that failed do not meet again; what megatron-core keeps would hold model and optimizer.
+            destroy_megatron_state()
+        else:
             teardown(session)

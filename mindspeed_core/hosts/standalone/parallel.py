@@ -18,10 +18,17 @@ from mindspeed_core.launch.meeting import meet_ranks
 from mindspeed_core.megatron.environment import set_device_connections
 from mindspeed_core.megatron.seeds import seed_generators, seed_of_rank
 from mindspeed_core.run import DistInfo, RngInfo
+from mindspeed_core.runtime.process_groups import (
+    groups_are_spoiled,
+    look_for_unclean_ends,
+    remember_groups,
+)
 
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.session import Session
+
+_GROUPS = "model parallel"
 
 
 @hookimpl(trylast=True)
@@ -70,6 +77,10 @@ def init_distributed(session: Session, args: Namespace, platform: Platform) -> D
 @hookimpl(trylast=True)
 def build_process_groups(session: Session, args: Namespace) -> ProcessGroupCollection:
     """Build megatron-core's groups, in its default order tp-cp-ep-dp-pp, or with data parallelism last."""
+    # All ranks have met in this session: none of them still has to close the one before.
+    look_for_unclean_ends()
+    if groups_are_spoiled(_GROUPS):
+        parallel_state.destroy_model_parallel()
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=args.tensor_model_parallel_size,
@@ -84,6 +95,7 @@ def build_process_groups(session: Session, args: Namespace) -> ProcessGroupColle
             create_gloo_process_groups=args.enable_gloo_process_groups,
             **session.call("process_group_options", args=args),
         )
+        remember_groups(_GROUPS)
     return ProcessGroupCollection.use_mpu_process_groups()
 
 

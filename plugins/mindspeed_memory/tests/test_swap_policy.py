@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mindspeed_core.activation import activate, prepare
 from mindspeed_core.errors import ArgumentError, UserError
@@ -221,3 +223,44 @@ def test_a_file_of_another_model_is_refused_by_what_differs(trained):
         assert "is of another model: made for ffn_hidden_size" in rank["other"]
         assert "policy.json" in rank["other"]
         assert "its folder does not exist" in rank["nowhere"]
+
+
+def peak_one_by_one(trace, bandwidth, places):
+    """Return the most bytes with copies made one after another, or None where one is late."""
+    lives = [life for life in trace.lives if life.place in places]
+    gone, back, free = {}, {}, 0.0
+    for index in sorted(range(len(lives)), key=lambda index: lives[index].saved):
+        free = gone[index] = max(free, lives[index].saved) + lives[index].nbytes / bandwidth
+    free = float("inf")
+    for index in sorted(range(len(lives)), key=lambda index: -lives[index].needed):
+        free = back[index] = min(free, lives[index].needed) - lives[index].nbytes / bandwidth
+        if back[index] < gone[index]:
+            return None
+    alive, before = [], float("-inf")
+    for time, nbytes in trace.alive:
+        away = [i for i in gone if gone[i] <= before and back[i] >= time]
+        alive.append(nbytes - sum(lives[i].nbytes for i in away))
+        before = time
+    return max(alive)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 64), min_size=1, max_size=6), min_size=1, max_size=3),
+    st.sampled_from([1.0, 2.0, 8.0, 64.0]),
+    st.sampled_from([None, 5, 40, 100]),
+)
+def test_the_reported_peak_is_that_of_what_is_swapped(microbatches, bandwidth, reduction):
+    lives, changes, start = [], [], 0
+    for sizes in microbatches:
+        for place, nbytes in enumerate(sizes):
+            saved, needed = float(start + place), float(start + 2 * len(sizes) - place)
+            lives.append(Life((0, place), nbytes, saved, needed))
+            changes += [(saved, nbytes), (needed, -nbytes)]
+        start += 2 * len(sizes)
+    alive, now = [], 0
+    for time, change in sorted(changes):
+        alive.append((time, now + max(change, 0)))
+        now += change
+    trace = Trace(tuple(lives), tuple(alive))
+    swaps = chosen_swaps(trace, bandwidth=bandwidth, reduction=reduction)
+    assert peak_one_by_one(trace, bandwidth, swaps.places) == swaps.peak

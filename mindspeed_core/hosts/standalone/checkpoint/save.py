@@ -283,7 +283,7 @@ class Saver:
             platform = run.session.platform
             self._limit = _SHARE_OF_HANG * seconds_to_hang(run.args)
             self._writer = BackgroundProcess(WRITER, limit=self._limit)
-            on_host = "cpu" in platform.kinds()
+            on_host = platform.memory_is_host
             self._staging = Staging(self._writer, None if on_host else platform.pinned_empty)
             run.session.at_close(self._close)
         return self._writer, self._staging

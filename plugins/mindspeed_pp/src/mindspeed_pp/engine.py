@@ -161,6 +161,7 @@ class Engine:
         self._check_chunks(parts)
         convert_at_ends(session, models, schedule.placement, rank)
         step = Step(parts)
+        moved = state.copies.moved if state.copies is not None else 0
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
         try:
@@ -172,6 +173,9 @@ class Engine:
             finalize(parts, step.tokens, force_all_reduce=force_all_reduce)
             state.most_alive, state.most_posted = step.most_alive, parts.mail.most_posted
             state.executed = schedule.name
+            if schedule.swapped:
+                now = state.copies.moved if state.copies is not None else 0
+                self._run.metrics.add("pipeline bytes to the host", float(now - moved), "max")
         if recorder is not None:
             plan = session.state(Profiling).add(recorder, self._run, self._args, self._pg, self._held(state))
             if plan is not None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed_core.megatron.dropped_storages import will_be_dropped
+
 Place = tuple[int, int]
 SMALLEST = 4096
 """Bytes below which an activation stays where it is: a copy would cost more than it frees."""
@@ -125,6 +127,9 @@ class Activations:
             small = tensor.numel() * tensor.element_size() < SMALLEST
             dense = torch._debug_has_internal_overlap(tensor) == 0
             if small or not dense or isinstance(tensor, torch.nn.Parameter) or _storage(tensor) in staying:
+                return tensor
+            # Its owner empties it before it would leave, and fills it before it is read.
+            if will_be_dropped(tensor):
                 return tensor
             key = _storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
             if key not in found:

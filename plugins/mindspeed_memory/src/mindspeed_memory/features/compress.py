@@ -113,8 +113,9 @@ class CompressActivation(_Compressing):
 
         engine = self._start(session, args, on_host=False)
         numbers = chosen_layers(args.compress_activation, args.num_layers)
+        every = len(numbers) == args.num_layers
         for placed in layers_of(chunks):
-            if placed.layer.layer_number in numbers:
+            if every if placed.predicts else placed.layer.layer_number in numbers:
                 session.instances.set(self.name, placed.layer, "forward", engine.scope(placed.layer.forward))
         return chunks
 

@@ -218,6 +218,7 @@ class AdaptiveMemory(_Budgeted, SwappingFeature):
     )
     docs = "mindspeed_memory:docs/adaptive-memory.md"
     verify = MEMORY_PROOFS
+    _from_first_step = False
 
     @hookimpl(wrapper=True)
     def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
@@ -288,6 +289,7 @@ class SmartSwap(SwappingFeature):
     before = ("recompute-norm", "recompute-activation", "recompute-layers-per-pp-rank")
     docs = "mindspeed_memory:docs/smart-swap.md"
     verify = SMART_PROOFS
+    _from_first_step = False
 
     _policy: Any = None
 

@@ -15,7 +15,7 @@ from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_memory.policy.costs import WHOLE, Measured, StagePlan, of_stage, plan_of_stage
 from mindspeed_memory.policy.profile import Profile, rounds
 from mindspeed_memory.policy.switched_layer import SwitchedLayer
-from mindspeed_memory.recompute.layers import layers_of
+from mindspeed_memory.recompute.layers import decoder_layers_of
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -72,7 +72,8 @@ class AdaptiveRecompute:
         self.used = 0
         self._session, self._owner, self._depth = session, owner, depth
         self.layers = [
-            SwitchedLayer(session, placed, owner, self._run_layer, engine) for placed in layers_of(chunks)
+            SwitchedLayer(session, placed, owner, self._run_layer, engine)
+            for placed in decoder_layers_of(chunks)
         ]
         self.profile = Profile(self.layers, session.platform, copies)
         self._rounds = rounds(steps, swaps=engine is not None)

@@ -18,7 +18,6 @@ from megatron.core.transformer.mlp import MLP
 from torch import Tensor
 
 from mindspeed_core.instruments.kept_state import state_bytes
-from mindspeed_core.instruments.memory import TensorBytes
 from mindspeed_memory.policy.costs import (
     ACTIVATION,
     ATTENTION,
@@ -32,6 +31,7 @@ from mindspeed_memory.policy.costs import (
 from mindspeed_memory.policy.switched_layer import SwitchedLayer
 
 if TYPE_CHECKING:
+    from mindspeed_core.instruments.allocator_bytes import StepBytes
     from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.run import Run
     from mindspeed_memory.saved.host_copy import HostCopies
@@ -99,7 +99,7 @@ class Profile:
         self._final = layers[-1] if layers else None
         self._round: Round | None = None
         self._hooks: list[Any] = []
-        self._tracker: TensorBytes | None = None
+        self._tracker: StepBytes | None = None
 
     def paused(self) -> Any:
         """Return a context whose tensors are none of the device's."""
@@ -128,7 +128,7 @@ class Profile:
             finally:
                 self._unhook()
             return
-        with TensorBytes() as self._tracker:
+        with self._platform.step_bytes() as self._tracker:
             try:
                 yield
             finally:

@@ -6,10 +6,11 @@ one another. A tensor that would not be back in time, or would make another one 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+
+import numpy as np
 
 Place = tuple[int, int]
 """Number of the chunk, and number of the first of the values that are saved of one storage in a pass."""
@@ -51,7 +52,7 @@ class Swaps:
 
     Attributes:
         places: of the storages that are swapped.
-        peak: most bytes with them on the host.
+        peak: most bytes with exactly them on the host.
         plain_peak: most bytes without.
     """
 
@@ -83,30 +84,31 @@ def chosen_swaps(trace: Trace, *, bandwidth: float, reduction: int | None = None
         size = (max(life.nbytes for life in lives[place]) / largest) ** (1 / 3)
         return covered[place] / (len(high) * len(lives[place])) + 2 * size
 
-    chosen: dict[Place, list[Life]] = {}
+    copies = _Copies(trace, bandwidth)
+    chosen: list[Place] = []
     peak = plain
     useful = [place for place in lives if covered[place]]
     for place in sorted(useful, key=lambda place: (-score(place), place)):
         if peak <= target:
             break
-        with_it = {**chosen, place: lives[place]}
-        away = _away(with_it, bandwidth)
-        if away is not None:
-            chosen, peak = with_it, _peak(trace, away)
-    return Swaps(frozenset(_without_the_useless(trace, chosen, bandwidth, max(peak, target))), peak, plain)
+        with_it = copies.peak([*chosen, place])
+        if with_it is not None:
+            chosen, peak = [*chosen, place], with_it
+    kept = _without_the_useless(copies, chosen, max(peak, target))
+    reached = copies.peak(kept)
+    assert reached is not None
+    return Swaps(frozenset(kept), reached, plain)
 
 
-def _without_the_useless(
-    trace: Trace, chosen: Mapping[Place, list[Life]], bandwidth: float, peak: int
-) -> list[Place]:
+def _without_the_useless(copies: _Copies, chosen: Sequence[Place], peak: int) -> list[Place]:
     """Return the places that the peak needs, the last ones given up first."""
-    kept = dict(chosen)
-    for place in reversed(list(chosen)):
-        fewer = {other: found for other, found in kept.items() if other != place}
-        away = _away(fewer, bandwidth)
-        if away is not None and _peak(trace, away) <= peak:
+    kept = list(chosen)
+    for place in reversed(chosen):
+        fewer = [other for other in kept if other != place]
+        reached = copies.peak(fewer)
+        if reached is not None and reached <= peak:
             kept = fewer
-    return list(kept)
+    return kept
 
 
 def _covered(life: Life, high: Sequence[float]) -> int:
@@ -114,35 +116,50 @@ def _covered(life: Life, high: Sequence[float]) -> int:
     return max(0, bisect_right(high, life.needed) - bisect_right(high, life.saved))
 
 
-def _away(chosen: Mapping[Place, Sequence[Life]], bandwidth: float) -> list[tuple[float, float, int]] | None:
-    """Return from when to when each storage is gone, with its bytes; None where one is late."""
-    lives = [life for found in chosen.values() for life in found]
-    gone: dict[int, float] = {}
-    free = 0.0
-    for index in sorted(range(len(lives)), key=lambda index: lives[index].saved):
-        free = max(free, lives[index].saved) + lives[index].nbytes / bandwidth
-        gone[index] = free
-    found = []
-    free = float("inf")
-    for index in sorted(range(len(lives)), key=lambda index: -lives[index].needed):
-        free = min(free, lives[index].needed) - lives[index].nbytes / bandwidth
-        if free < gone[index]:
+class _Copies:
+    """The copies of a trace in the order of their times, sorted once for all choices."""
+
+    def __init__(self, trace: Trace, bandwidth: float) -> None:
+        self._rank = {place: rank for rank, place in enumerate(sorted({life.place for life in trace.lives}))}
+        places = np.array([self._rank[life.place] for life in trace.lives], dtype=np.int64)
+        self._nbytes = np.array([life.nbytes for life in trace.lives], dtype=np.int64)
+        saved = np.array([life.saved for life in trace.lives], dtype=np.float64)
+        needed = np.array([life.needed for life in trace.lives], dtype=np.float64)
+        self._seconds = self._nbytes / bandwidth
+        self._places, self._saved, self._needed = places, saved, needed
+        self._going = np.argsort(saved, kind="stable")
+        self._coming = np.argsort(-needed, kind="stable")
+        self._times = np.array([time for time, _ in trace.alive], dtype=np.float64)
+        self._alive = np.array([nbytes for _, nbytes in trace.alive], dtype=np.int64)
+        # Sums in another order than one copy after the other differ by so much.
+        self._rounding = 1e-9 * float(self._seconds.min(initial=np.inf)) if len(places) else 0.0
+
+    def peak(self, chosen: Sequence[Place]) -> int | None:
+        """Return the most bytes with the storages of these places on the host; None where one is late.
+
+        A storage counts as gone during the whole time between two samples alone.
+        """
+        taken = np.zeros(len(self._rank), dtype=bool)
+        taken[[self._rank[place] for place in chosen]] = True
+        going = self._going[taken[self._places[self._going]]]
+        coming = self._coming[taken[self._places[self._coming]]]
+        # A copy begins when its tensor is there and the one before is over: the latest of all such sums.
+        over = np.cumsum(self._seconds[going])
+        gone = np.empty(len(self._places))
+        gone[going] = over + np.maximum.accumulate(self._saved[going] - over + self._seconds[going])
+        over = np.cumsum(self._seconds[coming])
+        back = np.empty(len(self._places))
+        back[coming] = np.minimum.accumulate(self._needed[coming] + over - self._seconds[coming]) - over
+        if np.any(back[going] < gone[going] - self._rounding):
             return None
-        found.append((gone[index], free, lives[index].nbytes))
-    return found
-
-
-def _peak(trace: Trace, away: Sequence[tuple[float, float, int]]) -> int:
-    """Return the most bytes where storages are gone during the whole time between two samples."""
-    times = [time for time, _ in trace.alive]
-    change = [0] * (len(times) + 1)
-    for start, end, nbytes in away:
-        first, behind = bisect_left(times, start) + 1, bisect_right(times, end)
-        if first < behind:
-            change[first] -= nbytes
-            change[behind] += nbytes
-    less = accumulate(change)
-    return max((nbytes + fewer for (_, nbytes), fewer in zip(trace.alive, less)), default=0)
+        first = np.searchsorted(self._times, gone[going], side="left") + 1
+        behind = np.searchsorted(self._times, back[going], side="right")
+        gaps = first < behind
+        change = np.zeros(len(self._times) + 1, dtype=np.int64)
+        np.subtract.at(change, first[gaps], self._nbytes[going][gaps])
+        np.add.at(change, behind[gaps], self._nbytes[going][gaps])
+        less = np.cumsum(change)[: len(self._alive)]
+        return int((self._alive + less).max(initial=0))
 
 
 def by_chunk(places: frozenset[Place], groups: Mapping[Place, Sequence[int]]) -> dict[int, list[int]]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mindspeed_core.instruments.memory import TensorBytes
 from mindspeed_memory.policy.tensor_swaps import Life, Place, Trace
+from mindspeed_memory.saved.engine import kept_by_its_node
 
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import Platform
@@ -42,7 +42,7 @@ class TraceRecorder:
         self.groups: dict[Place, list[int]] = {}
         self.saved: dict[int, int] = {}
         self._platform, self._may = platform, may
-        self._tracker = TensorBytes() if follows else None
+        self._tracker = platform.step_bytes() if follows else None
         self._samples: list[int] = []
         self._events: list[Any] = []
         self._sizes: dict[Place, int] = {}
@@ -80,7 +80,7 @@ class TraceRecorder:
         def pack(tensor: Tensor) -> Any:
             nonlocal count
             if not self._may(tensor):
-                return tensor
+                return kept_by_its_node(tensor)
             value, count = count, count + 1
             storage = tensor.untyped_storage()
             place = chunk, firsts.setdefault(storage._cdata, value)
@@ -88,7 +88,8 @@ class TraceRecorder:
                 self.groups[place].append(value)
             self._sizes[place] = max(self._sizes.get(place, 0), storage.nbytes())
             self._note("saved", number, value)
-            return _Traced(tensor, number, value)
+            # With its graph it would be held by the node that saves it: a circle that Python does not find.
+            return _Traced(tensor.detach(), number, value)
 
         def unpack(saved: Any) -> Tensor:
             if not isinstance(saved, _Traced):

@@ -21,7 +21,7 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from torch import Tensor
 
 from mindspeed_core.errors import UserError
-from mindspeed_memory.recompute.layers import layers_of, selection_of
+from mindspeed_memory.recompute.layers import computes_part_again, layers_of, selection_of
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -52,7 +52,7 @@ def recompute_activations(
     """
     selection = selection_of(chunks, per_rank=per_rank, swaps=swaps)
     for placed in layers_of(chunks):
-        if selection.is_partial(placed.index, placed.chunk, count):
+        if computes_part_again(placed, selection, count):
             for module in _feed_forward(placed.layer.mlp, experts):
                 if isinstance(module, MLP):
                     session.instances.set(owner, module, "forward", recomputing(module))

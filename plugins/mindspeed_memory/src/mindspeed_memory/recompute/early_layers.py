@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_memory.recompute.early import EarlyPasses, computed_again_early
-from mindspeed_memory.recompute.layers import blocks, layers_of
+from mindspeed_memory.recompute.layers import blocks, decoder_layers_of
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -51,6 +51,6 @@ def compute_again_in_bubble(session: Session, chunks: Sequence[Any], owner: str,
         owner: the feature.
         passes: tells which, and when they are computed again.
     """
-    for placed in layers_of(chunks):
+    for placed in decoder_layers_of(chunks):
         forward = computed_again_early(placed.layer, passes, always=False)
         session.instances.set(owner, placed.layer, "forward", forward)

@@ -20,24 +20,30 @@ class PlacedLayer:
 
     Attributes:
         layer: the module.
-        index: its number within the chunk, from 0.
+        index: its number within the chunk, from 0; those of predictions follow the others.
         chunk: number of the chunk within the rank.
         last: no layer of the model follows it.
+        predicts: it predicts further tokens, or stands elsewhere outside of the blocks of layers: numbers of
+            layers do not count it.
     """
 
     layer: TransformerLayer
     index: int
     chunk: int
     last: bool
+    predicts: bool = False
 
 
-def blocks(chunks: Sequence[Any]) -> Iterator[tuple[int, TransformerBlock]]:
+def blocks(chunks: Sequence[Any], only: int | None = None) -> Iterator[tuple[int, TransformerBlock]]:
     """Yield every block of layers with the number of its chunk.
 
     Args:
         chunks: the model chunks of the rank, with or without wrappers.
+        only: of the chunk at this position alone.
     """
     for number, chunk in enumerate(chunks):
+        if only not in (None, number):
+            continue
         for module in unwrap(chunk).modules():
             if isinstance(module, TransformerBlock):
                 # A rank's own loop may bring its chunks one at a time.
@@ -46,12 +52,35 @@ def blocks(chunks: Sequence[Any]) -> Iterator[tuple[int, TransformerBlock]]:
 
 
 def layers_of(chunks: Sequence[Any]) -> Iterator[PlacedLayer]:
-    """Yield the layers of all blocks; what a prediction of further tokens consists of is none of them."""
-    for chunk, block in blocks(chunks):
-        count = len(block.layers)
-        for index, layer in enumerate(block.layers):
+    """Yield every transformer layer of a rank: those of blocks, then those that predict further tokens.
+
+    Args:
+        chunks: the model chunks of the rank, with or without wrappers.
+    """
+    for position, chunk in enumerate(chunks):
+        in_blocks = list(blocks(chunks, only=position))
+        places = [
+            (layer, index, number, block.post_process and index == len(block.layers) - 1)
+            for number, block in in_blocks
+            for index, layer in enumerate(block.layers)
+        ]
+        known = {id(layer) for layer, *_ in places}
+        further = [
+            module
+            for module in unwrap(chunk).modules()
+            if isinstance(module, TransformerLayer) and id(module) not in known
+        ]
+        for layer, index, number, last in places:
             if isinstance(layer, TransformerLayer):
-                yield PlacedLayer(layer, index, chunk, block.post_process and index == count - 1)
+                yield PlacedLayer(layer, index, number, last and not further)
+        number = in_blocks[0][0] if in_blocks else position
+        for index, layer in enumerate(further, start=len(places)):
+            yield PlacedLayer(layer, index, number, layer is further[-1], predicts=True)
+
+
+def decoder_layers_of(chunks: Sequence[Any]) -> Iterator[PlacedLayer]:
+    """Yield the layers of all blocks: those that numbers of layers count."""
+    return (placed for placed in layers_of(chunks) if not placed.predicts)
 
 
 def selection_of(chunks: Sequence[Any], *, per_rank: bool, swaps: bool = False) -> Selection:
@@ -93,11 +122,27 @@ def chosen_whole(chunks: Sequence[Any], *, per_rank: bool) -> frozenset[tuple[in
     config = _config(chunks)
     if config is None or config.recompute_granularity != "full":
         return None
-    layers = list(layers_of(chunks))
+    layers = list(decoder_layers_of(chunks))
     if config.recompute_method != "uniform":
         selection = selection_of(chunks, per_rank=per_rank)
         layers = [placed for placed in layers if selection.is_whole(placed.index, placed.chunk)]
     return frozenset((placed.chunk, placed.index) for placed in layers)
+
+
+def computes_part_again(placed: PlacedLayer, selection: Selection, count: int | None) -> bool:
+    """Return whether a part of a layer is computed again.
+
+    Predictions of further tokens follow only where all layers do: no number counts them. megatron-core does
+    not compute them again as a whole with ``--recompute-method block``, which is all that goes with parts.
+
+    Args:
+        placed: the layer.
+        selection: see `selection_of`.
+        count: how many layers do so; None for all.
+    """
+    if placed.predicts:
+        return count is None
+    return selection.is_partial(placed.index, placed.chunk, count)
 
 
 def _config(chunks: Sequence[Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron.core.transformer.identity_op import IdentityOp
 
-from mindspeed_memory.recompute.layers import layers_of, selection_of
+from mindspeed_memory.recompute.layers import computes_part_again, layers_of, selection_of
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -41,7 +41,7 @@ def recompute_norms(
     """
     selection = selection_of(chunks, per_rank=per_rank, swaps=swaps)
     for placed in layers_of(chunks):
-        if not selection.is_partial(placed.index, placed.chunk, count):
+        if not computes_part_again(placed, selection, count):
             continue
         for norm, switch in _SWITCHES.items():
             if not isinstance(getattr(placed.layer, norm), IdentityOp):

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from mindspeed_core.session import Session
     from mindspeed_memory.saved.engine import SavedTensors
 
-_RECOMPUTED_NORM = {
-    "self_attention": "recompute_input_layernorm",
-    "mlp": "recompute_pre_mlp_layernorm",
-}
-
 
 def swap_modules(
     session: Session,
@@ -62,23 +57,20 @@ def swap_modules(
     named = None if models is None else _layers_of_models(session, chunks, models)
     absent = dict.fromkeys(modules, True)
     for placed in layers_of(chunks):
-        if recomputed is not None and (placed.chunk, placed.index) not in recomputed:
+        if recomputed is not None and (placed.predicts or (placed.chunk, placed.index) not in recomputed):
             continue
         again = recomputed is not None or (
-            numbered is not None and numbered.is_whole(placed.index, placed.chunk)
+            numbered is not None and not placed.predicts and numbered.is_whole(placed.index, placed.chunk)
         )
         if again and not (spare_last and placed.last):
             _recompute_feed_forward(session, placed, owner)
         if placed.last or (named is not None and id(placed.layer) not in named):
             continue
         for name in modules:
-            attribute = MODULES[name]
-            module = getattr(placed.layer, attribute)
+            module = getattr(placed.layer, MODULES[name])
             if not isinstance(module, IdentityOp):
                 absent[name] = False
-                spares = bool(getattr(placed.layer, _RECOMPUTED_NORM.get(attribute, ""), False))
-                scoped = engine.scope(module.forward, spares_input=spares)
-                session.instances.set(owner, module, "forward", scoped)
+                session.instances.set(owner, module, "forward", engine.scope(module.forward))
     nowhere = [name for name, lacks in absent.items() if lacks]
     given = session.provenance.get("swap_modules", DEFAULT) != DEFAULT
     if given and 0 < len(nowhere) < len(modules):

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from mindspeed_core.megatron.dropped_storages import will_be_dropped
+
 
 class PutAway(Protocol):
     """A storage that was put away."""
@@ -81,6 +83,7 @@ class SavedTensors:
 
     Attributes:
         late: how often something had to be brought back at the moment it was needed.
+        dropped: how many saved tensors stayed because their owner empties them.
     """
 
     def __init__(self, codec: Codec, *, min_bytes: int, depth: int = 1) -> None:
@@ -91,7 +94,7 @@ class SavedTensors:
             min_bytes: smaller storages stay.
             depth: how many calls ahead of backward are brought back.
         """
-        self.late = 0
+        self.late = self.dropped = 0
         self._codec = codec
         self._min_bytes = min_bytes
         self._depth = depth
@@ -135,7 +138,6 @@ class SavedTensors:
         forward: Callable[..., Any],
         *,
         accepts: Accepts | None = None,
-        spares_input: bool = False,
         apart: bool = False,
     ) -> Callable[..., Any]:
         """Return a forward inside of which saved tensors are put away.
@@ -143,7 +145,6 @@ class SavedTensors:
         Args:
             forward: of a module.
             accepts: which tensors, of those that may be put away at all; by default every one.
-            spares_input: not the first argument.
             apart: every storage is brought back apart from the others.
         """
 
@@ -153,24 +154,21 @@ class SavedTensors:
             if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
                 return forward(*args, **kwargs)
             self._let_go()
-            spared = {_key(value) for value in args[:1] if spares_input and isinstance(value, Tensor)}
-            pack = self._packer(accepts, spared, apart)
+            pack = self._packer(accepts, apart)
             with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
                 return forward(*args, **kwargs)
 
         return scoped
 
-    def _packer(self, accepts: Accepts | None, spared: set[int], apart: bool) -> Callable[[Tensor], Any]:
+    def _packer(self, accepts: Accepts | None, apart: bool) -> Callable[[Tensor], Any]:
         group: list[_Group] = []
 
         def pack(tensor: Tensor) -> Any:
             if not self._may(tensor) or (accepts is not None and not accepts(tensor)):
-                return tensor
-            if _key(tensor) in spared:
-                return tensor
+                return kept_by_its_node(tensor)
             what = self._put_away(tensor)
             if what is None:
-                return tensor
+                return kept_by_its_node(tensor)
             if not group or (apart and what not in group[0].put_away):
                 group[:] = [_Group(reversed(self._recent) if self._depth else ())]
                 self._recent.append(weakref.ref(group[0]))
@@ -204,12 +202,24 @@ class SavedTensors:
         size = storage.nbytes()
         if size < max(self._min_bytes, 1) or size % tensor.element_size():
             return False
+        if will_be_dropped(tensor):
+            self.dropped += 1
+            return False
         return storage._cdata not in self._kept
 
     def _let_go(self) -> None:
         pending, self._pending = self._pending, []
         for what in pending:
             what.release()
+
+
+def kept_by_its_node(tensor: Tensor) -> Tensor:
+    """Return a tensor that autograd keeps as it is.
+
+    The result of a node must not be held with its graph by what the node saves: nobody would free either.
+    Leaves stay themselves, whose gradients are accumulated.
+    """
+    return tensor if tensor.grad_fn is None else tensor.detach()
 
 
 def _unpack(saved: Any) -> Tensor:
@@ -236,11 +246,6 @@ def _whole(tensor: Tensor) -> Tensor:
     """Return the whole storage of a tensor ``[n]``, in its dtype."""
     count = tensor.untyped_storage().nbytes() // tensor.element_size()
     return tensor.detach().as_strided((count,), (1,), 0)
-
-
-def _key(tensor: Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata
-    return key
 
 
 def _is_plain(tensor: Tensor) -> bool:

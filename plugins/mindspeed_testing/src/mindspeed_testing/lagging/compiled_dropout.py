@@ -1,0 +1,56 @@
+"""Dropout as ``torch.compile`` draws it: other masks than those of eager dropout.
+
+Under a dispatch mode torch.compile runs functions eagerly. A step that an observer follows with a mode then
+drops other values than one that nobody follows. On a CPU nothing is compiled; here megatron-core's compiled
+dropout draws from numbers of its own, and eagerly where a mode of somebody else is active.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from mindspeed_core.feature import Patch
+from mindspeed_testing.lagging.device import LaggingDevice
+
+
+def compiled_dropout(device: LaggingDevice) -> Patch:
+    """Return the patch of megatron-core's fused dropout.
+
+    Args:
+        device: whose own mode is no observer.
+    """
+
+    def around(eager: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(eager)
+        def bias_dropout_add(x_with_bias: Any, residual: torch.Tensor, prob: float) -> torch.Tensor:
+            observed = any(mode is not device for mode in _get_current_dispatch_mode_stack())
+            if observed or not device.running or not prob:
+                result: torch.Tensor = eager(x_with_bias, residual, prob)
+                return result
+            before = torch.get_rng_state()
+            with torch.no_grad():
+                eager(x_with_bias, residual, prob)
+            # Compiled code moves the generator on by as much, and draws by a seed of the graph's own.
+            behind = torch.get_rng_state()
+            torch.manual_seed(crc32(before.numpy().tobytes()))
+            try:
+                drawn: torch.Tensor = eager(x_with_bias, residual, prob)
+            finally:
+                torch.set_rng_state(behind)
+            return drawn
+
+        return bias_dropout_add
+
+    return Patch(
+        target="megatron.core.fusions.fused_bias_dropout:bias_dropout_add_fused_train",
+        new=around,
+        kind="wrap",
+        reason="compiled dropout draws other masks than eager dropout",
+        required=False,
+    )

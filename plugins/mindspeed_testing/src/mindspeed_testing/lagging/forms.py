@@ -1,0 +1,56 @@
+"""The arguments of operators: which of them are written, which results are views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
+
+
+@dataclass(frozen=True)
+class Form:
+    """The arguments of an operator.
+
+    Attributes:
+        name: without overload.
+        is_view: it moves nothing.
+        places: positions and names of arguments that it writes.
+    """
+
+    name: str
+    is_view: bool
+    places: tuple[tuple[int, str], ...]
+
+    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Return the arguments that are written."""
+        found = []
+        for index, name in self.places:
+            if index < len(args):
+                found.append(args[index])
+            elif name in kwargs:
+                found.append(kwargs[name])
+        return found
+
+
+@cache
+def form_of(func: Any) -> Form:
+    """Return the form of an operator."""
+    schema = func._schema
+    places = tuple(
+        (index, argument.name)
+        for index, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    aliases = [one.alias_info for one in schema.returns if one.alias_info is not None]
+    is_view = bool(aliases) and not any(alias.is_write for alias in aliases) and not places
+    return Form(schema.name, is_view, places)
+
+
+def non_blocking(form: Form, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether a copy between host and device lets the host go on."""
+    if form.name not in COPIES:
+        return False
+    return bool(kwargs.get("non_blocking", form.name == "aten::copy_" and len(args) > 2 and args[2]))
