@@ -29,6 +29,8 @@ _AHEAD = "_mindspeed_positions_ahead"
 _SCALED = "weighs_predictions"
 
 Shift = Callable[..., tuple[Tensor, Tensor]]
+Losses = Callable[[Any, Tensor, Tensor], Tensor]
+"""From a model, labels ``[b, s]`` and logits ``[s, b, v / tp]`` to losses ``[b, s]``."""
 
 
 class _Shifted:
@@ -94,11 +96,20 @@ def _replace_shift(session: Session) -> None:
 def _scale(session: Session, model: Any) -> None:
     """Let losses of predictions weigh by their own tokens where gradients are divided by the model's."""
     own = vars(model).get(_METHOD)
-    plain = getattr(type(model), _METHOD) if own is None else (lambda _, *given: own(*given))
+    inner = getattr(type(model), _METHOD) if own is None else (lambda _, *given: own(*given))
+    # Bound to the model, so that a copy of it calls its own.
+    session.instances.set(_OWNER, model, _METHOD, MethodType(_scaled(session, inner), model))
+
+
+def _scaled(session: Session, inner: Losses) -> Losses:
+    """Return a method of models whose losses of predictions weigh by their own tokens.
+
+    Whoever puts another computation in the place of ``inner`` weighs that again: `reweighed`.
+    """
     counted = session.state(StepTokens)
 
     def losses(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
-        found: Tensor = plain(self, labels, logits)
+        found: Tensor = inner(self, labels, logits)
         ahead, now = getattr(labels, _AHEAD, 0), counted.now
         if ahead:
             counted.add(ahead, found)
@@ -106,6 +117,19 @@ def _scale(session: Session, model: Any) -> None:
             return found
         return found * (now.divisor / now.further[ahead - 1].clamp(min=1))
 
-    setattr(losses, _SCALED, True)
-    # Bound to the model, so that a copy of it calls its own.
-    session.instances.set(_OWNER, model, _METHOD, MethodType(losses, model))
+    setattr(losses, _SCALED, lambda other: _scaled(session, other))
+    losses.inner = inner  # type: ignore[attr-defined]
+    if hasattr(inner, "plain"):
+        losses.plain = inner.plain  # type: ignore[attr-defined]
+    return losses
+
+
+def unweighed(method: Any) -> Losses | None:
+    """Return what a method computes before losses of predictions are weighed; None where it weighs none."""
+    return method.inner if hasattr(method, _SCALED) else None
+
+
+def reweighed(method: Any, other: Losses) -> Losses:
+    """Return ``other`` with the weights that a method gives losses of predictions."""
+    weigh = getattr(method, _SCALED, None)
+    return other if weigh is None else weigh(other)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.megatron.prediction_losses import reweighed, unweighed
 from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
@@ -156,7 +157,10 @@ def _plain(model: Any) -> Plain:
 def _attach(run: Run, model: LanguageModule) -> None:
     """Make the model's method call the stage, and count the predictions of one forward pass."""
     own = vars(model).get(_METHOD)
-    plain = getattr(type(model), _METHOD) if own is None else (lambda _, *given: own(*given))
+    # The stage stands inside of what weighs predictions, since who fills it need not call the rest.
+    plain: Any = unweighed(own)
+    if plain is None:
+        plain = getattr(type(model), _METHOD) if own is None else (lambda _, *given: own(*given))
     further = getattr(model.config, "mtp_num_layers", None) or 0
     begun = [0]
 
@@ -167,7 +171,7 @@ def _attach(run: Run, model: LanguageModule) -> None:
         return through_stage(run, self, MethodType(plain, self), labels, logits, head)
 
     losses.plain = plain  # type: ignore[attr-defined]
-    changes = {_METHOD: losses}
+    changes: dict[str, Any] = {_METHOD: reweighed(own, losses)}
     if further:
         last_part = getattr(type(model), _LAST_PART)
 
