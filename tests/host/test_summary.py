@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mindspeed_core.hosts.standalone.checkpoint.publish import MANIFEST
+from mindspeed_core.hosts.standalone.data.identity import TrainingData
 from mindspeed_core.hosts.standalone.monitoring.curves import svg_curve, thinned
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.summary import as_html, as_markdown, summarize, write_summary
@@ -60,11 +61,12 @@ def run(tmp_path):
     )
     measures = Measures()
     measures.throughput = SimpleNamespace(peak=1.0, source="--peak-tflops")
+    data = TrainingData(record={"train": [{"prefix": "data/text", "digest": "12ab", "weight": 0.5}]})
     session = SimpleNamespace(
         plan=Plan(held_back=(HeldBack("fast-path", "needs <another> device"),), digest="abc"),
         registry=SimpleNamespace(distributions=lambda: {"some-plugin": "1.2"}),
         platform=CpuPlatform(),
-        state={Measures: measures}.__getitem__,
+        state={Measures: measures, TrainingData: data}.__getitem__,
     )
     return SimpleNamespace(
         args=args,
@@ -88,6 +90,10 @@ def test_the_page_says_how_far_the_run_came_and_how_it_went(run):
         "2.500000",
     ):
         assert fact in text
+
+
+def test_the_page_says_which_data_the_run_trained_on(run):
+    assert summarize(run).sections["Training data"] == [("data/text", "12ab, weight 0.5")]
 
 
 def test_the_page_says_throughput_with_recompute_and_share(run):

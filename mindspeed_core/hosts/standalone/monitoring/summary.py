@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint.source import published_names
+from mindspeed_core.hosts.standalone.data.identity import TrainingData
 from mindspeed_core.hosts.standalone.monitoring.curves import LOSS, Points, loss_series, series, svg_curve
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.throughput import operations_of
@@ -73,6 +74,7 @@ def summarize(run: Run) -> Summary:
         "Layout": _layout(run),
         "Features": _features(run),
         "Checkpoints": _checkpoints(args.save),
+        "Training data": _data(run),
         "Versions": _versions(run),
     }
     return Summary(
@@ -81,6 +83,15 @@ def summarize(run: Run) -> Summary:
         sections={name: rows for name, rows in sections.items() if rows},
         curves=curves_of(run.history),
     )
+
+
+def _data(run: Run) -> Rows:
+    """Return the digest of each dataset that the run trains on, by which a resumed run knows it again."""
+    record = run.session.state(TrainingData).record
+    return [
+        (one["prefix"], f"{one['digest']}" + ("" if one["weight"] is None else f", weight {one['weight']}"))
+        for one in record.get("train", ())
+    ]
 
 
 def curves_of(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Points]]:
