@@ -11,6 +11,7 @@ import click
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS
+from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.training_flags import UNPROCESSED_FLAGS, host_option, training_flags
 from mindspeed_core.terminal.wrapped import say
 
@@ -64,7 +65,7 @@ def command(
     if target is not None:
         _write(target, launch, shown_command(new))
     if as_json:
-        click.echo(json.dumps(_as_json(found, launch, new), indent=2))
+        emit(json.dumps(_as_json(found, launch, new), indent=2))
     else:
         _print(found, launch, shown_command(new), target)
     if not found.ok or launch.unresolved:
@@ -97,7 +98,7 @@ def _launch(flags: tuple[str, ...], number: int) -> Launch:
         raise UserError(f"--launch {number}: {path} has {len(launches)} commands, in lines {places}")
     if len(launches) > 1:
         lines = ", ".join(f"{at} in line {launch.line}" for at, launch in enumerate(launches, start=1))
-        click.echo(f"{path} starts {len(launches)} trainings, {lines}: this is {number} (--launch)", err=True)
+        emit(f"{path} starts {len(launches)} trainings, {lines}: this is {number} (--launch)", err=True)
     return launches[number - 1]
 
 
@@ -158,7 +159,7 @@ def _print(found: Migration, launch: Launch, text: str, target: Path | None) -> 
         flags = [flag for flag in found.flags if flag.verdict == verdict]
         if not flags:
             continue
-        click.echo(f"{heading} ({len(flags)})")
+        emit(f"{heading} ({len(flags)})")
         if verdict == USED:
             owners: dict[str, list[str]] = {}
             for flag in flags:
@@ -169,18 +170,18 @@ def _print(found: Migration, launch: Launch, text: str, target: Path | None) -> 
         for flag in flags:
             say(f"{flag.flag}: {flag.text}", indent=2, hang=2)
             if flag.remedy:
-                click.echo(f"    -> {flag.remedy}")
+                emit(f"    -> {flag.remedy}")
     if found.problems:
-        click.echo(f"do not go together ({len(found.problems)})")
+        emit(f"do not go together ({len(found.problems)})")
         for problem in found.problems:
-            click.echo(f"  {problem}")
+            emit(f"  {problem}")
     if launch.unresolved:
-        click.echo(f"not resolved ({len(launch.unresolved)})")
+        emit(f"not resolved ({len(launch.unresolved)})")
         for sentence in launch.unresolved:
             say(sentence, indent=2, hang=2)
     if found.packages:
-        click.echo(f"\npip install mindspeed-core {' '.join(found.packages)}")
-    click.echo(f"\nwritten to {target}" if target is not None else f"\n{text}")
+        emit(f"\npip install mindspeed-core {' '.join(found.packages)}")
+    emit(f"\nwritten to {target}" if target is not None else f"\n{text}")
 
 
 def _as_json(found: Migration, launch: Launch, new: tuple[str, ...]) -> dict[str, object]:

@@ -8,10 +8,7 @@ that is followed would train something else. An allocator counts anyway.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from mindspeed_core.platforms.platform import Platform
+from typing import Any, Protocol
 
 
 class StepBytes(Protocol):
@@ -43,10 +40,23 @@ class StepBytes(Protocol):
         """Stop."""
 
 
+class Figures(Protocol):
+    """The memory figures of a platform; each has ``bytes``."""
+
+    def memory_allocated(self) -> Any:
+        """Return what is allocated now."""
+
+    def peak_memory(self) -> Any:
+        """Return the most since the last reset."""
+
+    def reset_peak_memory(self) -> None:
+        """Begin a new peak."""
+
+
 class AllocatorBytes:
     """Counts by the platform's own figures; the peak that it reports begins anew with each reset."""
 
-    def __init__(self, platform: Platform) -> None:
+    def __init__(self, platform: Figures) -> None:
         """Count from `__enter__` on.
 
         Args:
@@ -58,12 +68,12 @@ class AllocatorBytes:
     @property
     def alive(self) -> int:
         """Return the bytes now, relative to the start."""
-        return self._platform.memory_allocated().bytes - self._start
+        return int(self._platform.memory_allocated().bytes) - self._start
 
     @property
     def peak(self) -> int:
         """Return the most bytes since the start or the last reset, relative to the start."""
-        return self._platform.peak_memory().bytes - self._start
+        return int(self._platform.peak_memory().bytes) - self._start
 
     def reset_peak(self) -> None:
         """Start a new peak at what is alive now."""

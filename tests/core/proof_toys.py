@@ -92,11 +92,12 @@ class ExponentialOfCalls(Exponential):
     @hookimpl(wrapper=True)
     def build_scheduler(self, session: Any, args: Any) -> Any:
         scheduler = yield
-        calls = []
+        steps = set()
 
         def get_lr(group: Any) -> float:
-            calls.append(group)
-            return args.lr * 0.9 ** len(calls)
+            # A load may ask several times for the same step.
+            steps.add(scheduler.num_steps)
+            return args.lr * 0.9 ** len(steps)
 
         scheduler.lr_decay_style = "acme-exponential"
         session.instances.set(self.name, scheduler, "get_lr", get_lr)

@@ -258,7 +258,7 @@ def test_an_unknown_host_is_refused_with_what_is_installed():
 
 
 def test_an_unknown_platform_is_refused_with_what_is_installed():
-    with pytest.raises(RegistryError, match="cpu, cuda, fake, fake-npu, npu"):
+    with pytest.raises(RegistryError, match="cpu, cuda, fake, fake-cuda, fake-npu, lagging, npu"):
         Registry.of(()).platform("tpu")
 
 

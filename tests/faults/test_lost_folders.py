@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import publish
 from mindspeed_core.testing.worlds import run_world
 
@@ -74,7 +75,6 @@ def lose_folders(root):
     import multiprocessing
 
     from mindspeed_core.activation import activate
-    from mindspeed_core.errors import CheckpointError
     from mindspeed_core.hosts.standalone import loop
     from mindspeed_core.hosts.standalone.checkpoint.save import Saver
 
@@ -162,9 +162,12 @@ def test_a_linked_checkpoint_is_replaced_and_its_target_kept(tmp_path):
     kept = write(tmp_path / "elsewhere", 1)
     (tmp_path / "save").mkdir()
     (tmp_path / "save" / "iter_0000001").symlink_to(kept)
-    assert publish.find(tmp_path / "save", 1).manifest.iteration == 1
+    # It leads out of the folder that is named.
+    with pytest.raises(CheckpointError, match=r"iter_0000001: is a link to .*; name .*elsewhere instead"):
+        publish.find(tmp_path / "save", 1)
     write(tmp_path / "save", 1)
     assert not (tmp_path / "save" / "iter_0000001").is_symlink()
+    assert publish.find(tmp_path / "save", 1).manifest.iteration == 1
     assert json.loads((kept / publish.MANIFEST).read_text())["iteration"] == 1
 
 

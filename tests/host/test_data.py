@@ -55,6 +55,9 @@ def arguments(**changes):
         "context_parallel_size": 1,
         "pipeline_model_parallel_size": 1,
         "variable_seq_lengths": False,
+        "dataloader_type": "single",
+        "data_sharding": True,
+        "allow_other_data": False,
     }
     return Namespace(**{**values, **changes})
 

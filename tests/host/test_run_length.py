@@ -22,6 +22,7 @@ def run(**given):
         "data_parallel_size": 2,
         "pipeline_model_parallel_size": 1,
         "virtual_pipeline_model_parallel_size": None,
+        "microbatch_group_size_per_vp_stage": None,
         "rampup_batch_size": None,
         "train_iters": None,
         "train_samples": None,

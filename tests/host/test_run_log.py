@@ -58,6 +58,7 @@ def test_the_start_of_a_run_says_what_is_held_back_and_what_features_note(tmp_pa
         data_parallel_size=1,
         skip_train=False,
         train_iters=3,
+        explain=False,
     )
     platform = SimpleNamespace(name="cpu")
     session = SimpleNamespace(plan=plan, platform=platform, provenance={}, state=lambda record: record())

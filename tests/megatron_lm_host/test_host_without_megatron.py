@@ -150,12 +150,15 @@ def test_models_with_experts_need_what_corrects_them():
 
     made = "megatron.training.arguments:core_transformer_config_from_args"
     built = "megatron.core.models.gpt.gpt_model:GPTModel.__init__"
+    counted = "megatron.core.pipeline_parallel.schedules:get_forward_backward_func"
     experts = targets(num_experts=4)
     assert built in experts
-    assert made not in experts
-    # The script's provider is handed the configuration otherwise.
-    assert made not in targets(num_experts=4, calculate_per_token_loss=True)
-    assert made in targets((), num_experts=4, calculate_per_token_loss=True)
+    assert counted not in experts
+    assert counted not in targets(calculate_per_token_loss=True)
+    # Built models are corrected, not their configuration, whether or not the script's provider is handed it.
+    for handed in (("config",), ()):
+        assert {built, counted} <= targets(handed, num_experts=4, calculate_per_token_loss=True)
+        assert made not in targets(handed, num_experts=4, calculate_per_token_loss=True)
 
 
 def test_the_table_speaks_of_stages_that_exist():

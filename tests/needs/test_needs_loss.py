@@ -12,6 +12,7 @@ VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "1")
 PER_TOKEN = "--calculate-per-token-loss"
 ROPE = ("--position-embedding-type", "rope")
 MTP = ("--mtp-num-layers", "2", "--mtp-loss-scaling-factor", "0.1", *ROPE)
+METHOD = "compute_language_model_loss"
 
 
 class UnequalTokens:
@@ -158,10 +159,18 @@ def predictions():
         step(run)
         run.session.call("evaluate", run=run, split="valid")
         model = run.model[0].module
-        untouched = "compute_language_model_loss" in vars(model)
+        changed = passes(model)
+    # Predictions of further tokens are weighed in the same method, with or without such a feature.
     with training(*flags) as run:
-        without = "compute_language_model_loss" in vars(run.model[0].module)
-    return probe.seen, probe.kept, untouched, without, "compute_language_model_loss" in vars(model)
+        weighed = METHOD in vars(run.model[0].module), passes(run.model[0].module)
+    with training("--global-batch-size", "2") as run:
+        plain = METHOD in vars(run.model[0].module)
+    return probe.seen, probe.kept, changed, weighed, plain, METHOD in vars(model)
+
+
+def passes(model):
+    """Whether a model hands its logits to the stage: what stands in for its computation knows that one."""
+    return hasattr(vars(model).get(METHOD), "plain")
 
 
 def several():
@@ -189,8 +198,9 @@ def test_the_stage_says_which_prediction_the_logits_are_of_and_keeps_them(alone)
 
 
 def test_models_are_changed_only_where_a_feature_wants_logits(alone):
-    *_, changed, without, afterwards = alone["predictions"]
-    assert (changed, without, afterwards) == (True, False, False)
+    *_, changed, weighed, plain, afterwards = alone["predictions"]
+    assert (changed, weighed) == (True, (True, False))
+    assert (plain, afterwards) == (False, False)
 
 
 def planned(*probes):

@@ -17,6 +17,7 @@ INSTALLED = Registry.discover()
 BF16, HALF = ("--bf16",), ("--bf16", "--grad-reduce-in-bf16")
 REUSE, RELEASE, SWAP = ("--reuse-fp32-param",), ("--release-fp32-grad",), ("--swap-optimizer",)
 VIRTUAL, COMPRESS = ("--virtual-optimizer", "all"), ("--compress-optimizer",)
+AWARE = ("--use-precision-aware-optimizer",)
 EXPERTS = (
     "--num-experts",
     "4",
@@ -58,13 +59,22 @@ def problem(*flags):
         ((*SWAP, "--optimizer", "sgd"), ("--optimizer", "the update is AdamW's")),
         ((*SWAP, "--use-torch-fsdp2"), ("--use-torch-fsdp2", "parts of its own")),
         ((*SWAP, "--use-distributed-optimizer", "--use-megatron-fsdp"), ("--use-megatron-fsdp", "its own")),
-        ((*SWAP, "--use-precision-aware-optimizer"), ("--use-precision-aware-optimizer", "does not find it")),
+        (
+            (*SWAP, "--use-distributed-optimizer", *AWARE, "--exp-avg-dtype", "bf16"),
+            ("--use-precision-aware-optimizer", "does not find it"),
+        ),
         ((*SWAP, *EXPERTS, "--enable-expert-placement"), ("moe-expert-placement", "experts that move")),
     ],
 )
 def test_what_cannot_work_is_refused_with_flag_and_reason(flags, words):
     said = problem(*flags)
     assert all(word in said for word in words), said
+
+
+def test_an_optimizer_aware_of_precisions_that_are_all_float32_stands_down():
+    made = plan(*SWAP, *AWARE)
+    assert "swap-optimizer" in made.names
+    assert AWARE[0] in [note.flag for note in made.flag_notes]
 
 
 @pytest.mark.parametrize("flags", [(), BF16, (*HALF, "--accumulate-allreduce-grads-in-fp32")])

@@ -76,14 +76,25 @@ def plan(*flags):
             (*NORM, *SELECTIVE, "layernorm"),
             "--recompute-norm with --recompute-modules layernorm is redundant",
         ),
-        (("--enable-recompute-layers-per-pp-rank", *UNIFORM), "uniform recomputes all of them"),
-        (("--reduce-recompute-for-last-chunk",), "are those of --recompute-method block"),
+        (("--enable-recompute-layers-per-pp-rank", *UNIFORM), "there is no number to count; use"),
+        (("--reduce-recompute-for-last-chunk", *UNIFORM), "set --recompute-method block"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_way_out(flags, message):
     with pytest.raises(PlanError) as error:
         plan(*flags)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--enable-recompute-layers-per-pp-rank", "--reduce-recompute-for-last-chunk"]
+)
+def test_a_count_without_a_number_of_layers_is_held_back(flag):
+    made = plan(flag)
+    (held,) = made.held_back
+    assert "recompute-layers-per-pp-rank" not in made.names
+    assert (held.name, held.flag) == ("recompute-layers-per-pp-rank", flag)
+    assert held.reason == "no number of layers is given that it could count"
 
 
 def test_a_number_beyond_the_layers_is_noted():

@@ -74,10 +74,6 @@ def options(*flags):
             "--pipe-experts-multi-data 2 cuts the capacity of experts",
         ),
         (
-            (*MODEL, *EP2, *PIPE, "--pipe-experts-multi-stream"),
-            "--pipe-experts-multi-stream orders gathers beside exchanges, and whole experts gather nothing",
-        ),
-        (
             (*MODEL, *EP2, *DEEPSPEED, "--pipe-experts-multi-stream"),
             "--pipe-experts-multi-stream needs --use-pipe-experts",
         ),
@@ -117,6 +113,10 @@ def test_what_cannot_work_is_refused_with_the_way_out(flags, message):
         (
             (*DEEPSPEED, *PIPE, "--num-experts", "2"),
             "--use-pipe-experts has no effect: a rank has one expert and one slice",
+        ),
+        (
+            (*PIPE, "--pipe-experts-multi-stream"),
+            "--pipe-experts-multi-stream has no effect: whole experts gather nothing beside exchanges",
         ),
     ],
 )

@@ -236,7 +236,10 @@ FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--r
         ((*MODEL, *EP2, *PAIRED, *FULL), "--recompute-granularity full computes exchanges again"),
         ((*MODEL, *EP2, *PAIRED, *AGAIN, "moe"), "--recompute-modules moe computes again"),
         ((*MODEL, *SHARED, *EP2, *PAIRED, *AGAIN, "shared_experts"), "drop it from --recompute-modules"),
-        ((*MODEL, *EP2, *PAIRED, "--use-megatron-fsdp"), "it frees weights between the products"),
+        (
+            (*MODEL, *EP2, *PAIRED, "--use-megatron-fsdp"),
+            "which is not active: --use-megatron-fsdp shards the weights of each expert",
+        ),
         (
             (*MODEL, *EP2, "--moe-unperm2-mem-optim"),
             "--moe-unperm2-mem-optim is an option of --moe-fb-overlap",

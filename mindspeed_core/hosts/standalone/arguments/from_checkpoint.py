@@ -1,7 +1,8 @@
 """Arguments of the model taken from the checkpoint that is to be loaded: ``--use-checkpoint-args``.
 
 The manifest of a checkpoint records what decides the shapes of the model. A flag that is given wins, and
-loading refuses it where the shapes differ. Torch-free, since features are chosen by these arguments too.
+loading refuses it where the shapes differ. Torch-free as long as no checkpoint is read, since every
+plan passes here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.flags.presets import DEFAULT
 from mindspeed_core.hosts.standalone.arguments.stand_downs import stand_down_before_plan
-from mindspeed_core.hosts.standalone.checkpoint.source import find
 from mindspeed_core.upstream.notes import FlagNote
 
 _FLAG = "--use-checkpoint-args"
@@ -49,6 +49,9 @@ def _from_checkpoint(args: Namespace, provenance: MutableMapping[str, str]) -> N
     place = args.load or args.pretrained_checkpoint
     if not place:
         raise ArgumentError(_FLAG, None, "there is nothing to read from", "add --load FOLDER")
+    # Torch comes with it, which a plan without a checkpoint does not need.
+    from mindspeed_core.hosts.standalone.checkpoint.source import find
+
     found = find(place, args.ckpt_step, accept_unpublished=True)
     if found is None:
         return

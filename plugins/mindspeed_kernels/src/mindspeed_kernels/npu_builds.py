@@ -21,13 +21,14 @@ def call_missing(name: str, *arguments: str) -> str:
         arguments: that are passed by name.
     """
     operator = getattr(torch.ops.npu, name, None)
-    installed = f"torch_npu {version('torch_npu')}"
     if operator is None:
-        there = hasattr(import_module("torch_npu"), name)
-        return "" if there and not arguments else f"{installed} has no {name}; install a later build"
+        # A value, or a function of Python: there is no schema to ask.
+        if hasattr(import_module("torch_npu"), name):
+            return ""
+        return f"torch_npu {version('torch_npu')} has no {name}; install a later build"
     schemas = [getattr(operator, overload)._schema for overload in operator.overloads()]
     taken = [{argument.name for argument in schema.arguments} for schema in schemas]
     lacking = min(([name for name in arguments if name not in one] for one in taken), key=len, default=[])
     if not lacking:
         return ""
-    return f"{installed} takes no {', '.join(lacking)} in {name}; install a later build"
+    return f"torch_npu {version('torch_npu')} takes no {', '.join(lacking)} in {name}; install a later build"

@@ -44,6 +44,22 @@ def swiglu(draws):
     return Case((x, dim) if dim != -1 or draws.maybe() else (x,), formula)
 
 
+@generates("cross_entropy")
+def cross_entropy(draws):
+    logits = draws.tensor(*leading(draws), draws.size(), dtype=draws.dtype())
+    # Ids outside of the vocabulary have the logit zero.
+    target = draws.integers(-1, logits.shape[-1], *logits.shape[:-1])
+
+    def formula(logits, target):
+        ids = torch.arange(logits.shape[-1])
+        chosen = (target.unsqueeze(-1) == ids).to(logits.dtype)
+        largest = logits.amax(-1, keepdim=True)
+        total = largest.squeeze(-1) + (logits - largest).exp().sum(-1).log()
+        return (total - (logits * chosen).sum(-1),)
+
+    return Case((logits, target), formula, dtypes=(torch.promote_types(logits.dtype, torch.float32),))
+
+
 @generates("scaled_masked_softmax")
 def scaled_masked_softmax(draws):
     dtype = draws.dtype()

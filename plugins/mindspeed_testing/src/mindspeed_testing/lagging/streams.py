@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from mindspeed_testing.lagging.findings import Finding, Frames, calling_frames
-
-if TYPE_CHECKING:
-    from mindspeed_testing.lagging.device import LaggingDevice
+from mindspeed_testing.lagging.findings import Finding, Findings, Frames, calling_frames
 
 _QUERIES = 3
 """An event says so often that it is under way before it has happened."""
+
+
+class Device(Protocol):
+    """What streams and events need of their device."""
+
+    host: LaggingStream
+    findings: Findings
+
+    def settle(self, stream: LaggingStream) -> None:
+        """Do what is launched on a stream."""
+
+    def current(self) -> LaggingStream:
+        """Return the stream that work is launched on now."""
+
+    def enter(self, stream: LaggingStream) -> None:
+        """Launch on a stream from now on."""
+
+    def leave(self) -> None:
+        """Launch on the stream before."""
 
 
 class LaggingStream:
@@ -32,7 +48,7 @@ class LaggingStream:
     device_index = 0
     cuda_stream = 0
 
-    def __init__(self, device: LaggingDevice, number: int, name: str, priority: int = 0) -> None:
+    def __init__(self, device: Device, number: int, name: str, priority: int = 0) -> None:
         """Start with nothing launched."""
         self.device, self.number, self.name, self.priority = device, number, name, priority
         self.count = 0
@@ -106,7 +122,7 @@ class LaggingStream:
 class LaggingEvent:
     """A point in a stream."""
 
-    def __init__(self, device: LaggingDevice, enable_timing: bool = False, **_: Any) -> None:
+    def __init__(self, device: Device, enable_timing: bool = False, **_: Any) -> None:
         """Start unrecorded."""
         self.device, self.enable_timing = device, enable_timing
         self._known: dict[int, int] | None = None
