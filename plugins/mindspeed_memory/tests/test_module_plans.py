@@ -62,7 +62,6 @@ def test_modules_inside_of_chosen_ones_are_left_to_them():
             "saved-tensors",
         ),
         (("--swap-activation-plan", "decoder", "--swap-min-bytes", "-1"), "--swap-min-bytes -1 is negative"),
-        (("--swap-attention",), "plain attention saves scores of all pairs of tokens"),
         (
             ("--swap-attention", "--use-flash-attn", "--swap-modules", "norm"),
             "--swap-modules norm: 'norm' is no module of a layer; there are input_norm, self_attention,",
@@ -109,3 +108,13 @@ def test_a_pattern_matches_on_one_stage_or_is_refused_with_what_there_is():
         assert "--swap-activation-plan decoder.layers.{9} matches no module; there are decoder" in refused
     # The embedding is on the first stage alone.
     assert found[1][0] == 0.0
+
+
+def test_swapped_attention_brings_attention_that_saves_no_scores():
+    session = prepare(
+        training_flags(("--swap-attention",), 1, INSTALLED),
+        platform="cpu",
+        registry=INSTALLED,
+        host="standalone",
+    )
+    assert {"swap-attention", "flash-attn"} <= set(session.plan.names)
