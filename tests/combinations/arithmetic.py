@@ -1,13 +1,14 @@
 """Draws of flags that change what is learnt, with features on a layout, against one process with those flags.
 
-Vocabularies that tensor parallelism pads are left out: ids beyond the vocabulary have a row each.
+Vocabularies that tensor parallelism pads are drawn for resumed runs alone, which keep their checkpoint's: in a run
+that starts, ids beyond the vocabulary have a row each.
 """
 
 from __future__ import annotations
 
 import random
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import drawn
@@ -51,6 +52,7 @@ ARITHMETIC = {
         *("--moe-router-pre-softmax", "--moe-router-score-function sigmoid", "--attention-output-gate"),
     ),
 }
+_ODD = ("--vocab-size", "121", "--make-vocab-size-divisible-by", "1")
 _OF_A_RANK = ("--moe-expert-capacity-factor", "aux_loss", "aux-loss-coeff")
 """What is counted in the tokens of a rank or micro-batch: the same on layouts that give a rank as many."""
 
@@ -66,6 +68,8 @@ class Arithmetic:
         options: of `drawn.OPTIONS` and `drawn.SCHEDULES`, on the layout alone.
         mask: a name of `PROBES`.
         resumed: the layout begins with a checkpoint of one process, without its options.
+        odd: the vocabulary is one that tensor parallelism does not divide; for resumed ones, which keep the
+            padding of their checkpoint.
     """
 
     model: str
@@ -74,21 +78,28 @@ class Arithmetic:
     options: tuple[str, ...] = ()
     mask: str = "whole"
     resumed: bool = False
+    odd: bool = False
+
+    @property
+    def model_flags(self) -> tuple[str, ...]:
+        """Return the flags of the model."""
+        return (*drawn.MODELS[self.model].split(), *(_ODD if self.odd else ()))
 
     @property
     def reference(self) -> tuple[str, ...]:
         """Return the flags of one process."""
-        return (*drawn.MODELS[self.model].split(), *" ".join(self.changes).split())
+        return (*self.model_flags, *" ".join(self.changes).split())
 
     @property
     def flags(self) -> tuple[str, ...]:
         """Return the flags of the layout."""
         draw = drawn.Draw(self.model, self.layout, (*self.options, *self.changes))
-        return (*drawn.MODELS[self.model].split(), *draw.flags)
+        return (*self.model_flags, *draw.flags)
 
     def __str__(self) -> str:
         draw = drawn.Draw(self.model, self.layout, (*self.options, *self.changes))
-        return f"{draw}, {self.mask}{', resumed' if self.resumed else ''}"
+        vocabulary = ", odd vocabulary" if self.odd else ""
+        return f"{draw}, {self.mask}{', resumed' if self.resumed else ''}{vocabulary}"
 
 
 def drawn_arithmetic(seed: int) -> Arithmetic:
@@ -104,8 +115,10 @@ def drawn_arithmetic(seed: int) -> Arithmetic:
     options = source.sample(drawn.OPTIONS, source.randint(0, 4))
     if "pp" in layout and source.random() < 0.5:
         options.append(source.choice(drawn.SCHEDULES))
-    mask = source.choice(tuple(PROBES))
-    return Arithmetic(model, layout, changes, tuple(options), mask, source.random() < 0.2)
+    mask, resumed = source.choice(tuple(PROBES)), source.random() < 0.2
+    return Arithmetic(
+        model, layout, changes, tuple(options), mask, resumed, resumed and source.random() < 0.5
+    )
 
 
 def accepted(draw: Arithmetic) -> Arithmetic:
@@ -120,12 +133,10 @@ def accepted(draw: Arithmetic) -> Arithmetic:
             return False
         return True
 
-    found = Arithmetic(draw.model, draw.layout, (), (), draw.mask, draw.resumed)
+    found = replace(draw, changes=(), options=())
     for field in ("changes", "options"):
         for value in getattr(draw, field):
-            values = {"changes": found.changes, "options": found.options}
-            values[field] = (*values[field], value)
-            more = Arithmetic(draw.model, draw.layout, mask=draw.mask, resumed=draw.resumed, **values)
+            more = replace(found, **{field: (*getattr(found, field), value)})
             if fits(more):
                 found = more
     return found
