@@ -1,7 +1,7 @@
 """Draws of flags that change what is learnt, with features on a layout, against one process with those flags.
 
-Vocabularies that tensor parallelism pads are drawn for resumed runs alone, which keep their checkpoint's: in a run
-that starts, ids beyond the vocabulary have a row each.
+Vocabularies that tensor parallelism pads are drawn for resumed runs alone, which keep their checkpoint's: in
+a run that starts, ids beyond the vocabulary have a row each.
 """
 
 from __future__ import annotations
