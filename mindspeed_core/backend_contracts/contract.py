@@ -9,7 +9,6 @@ from mindspeed_core.errors import UserError
 
 REDUCTIONS = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
 """Operations that compute; all others move data."""
-EQUAL_PARTS = frozenset({"all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor"})
 
 
 @dataclass(frozen=True)
@@ -31,14 +30,6 @@ class TensorFacts:
     def __str__(self) -> str:
         """Return ``float32[4, 8]``."""
         return f"{self.dtype}{list(self.shape)}"
-
-    @property
-    def numel(self) -> int:
-        """Return the number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,6 @@ class Stuck:
 class _Item:
     """An entry of a stream: a call, or the calls of a batch."""
 
-    rank: int
     calls: list[int]
     done: set[int] = field(default_factory=set)
 
@@ -126,11 +125,11 @@ class _Game:
         call = self.calls[rank][index]
         queue = self.streams[rank].setdefault(_stream(rank, call), deque())
         if call.batch is None:
-            queue.append(_Item(rank, [index]))
+            queue.append(_Item([index]))
             return
         item = self.batches.get((rank, call.batch))
         if item is None:
-            item = self.batches[rank, call.batch] = _Item(rank, [])
+            item = self.batches[rank, call.batch] = _Item([])
             # A batch is posted as a whole: it begins when its last message is known.
             item.calls = [n for n, one in enumerate(self.calls[rank]) if one.batch == call.batch]
             queue.append(item)

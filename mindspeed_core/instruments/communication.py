@@ -24,7 +24,12 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from mindspeed_core.backend_contracts.contract import BackendContract, CollectiveCall, TensorFacts
+from mindspeed_core.backend_contracts.contract import (
+    REDUCTIONS,
+    BackendContract,
+    CollectiveCall,
+    TensorFacts,
+)
 from mindspeed_core.feature import Patch
 from mindspeed_core.instruments.code_places import running_code
 from mindspeed_core.runtime.patches import PatchLedger
@@ -363,7 +368,7 @@ class _Recorder:
             label,
             len(ranks),
             tuple(_tensor_facts(given)),
-            _reduction(given) if "op" in given or name in _REDUCE else "",
+            _reduction(given) if "op" in given or name in REDUCTIONS else "",
             # Given as a list, an array or a tensor.
             tuple(tuple(map(int, given[key])) for key in _SPLITS if given.get(key) is not None),
         )
@@ -552,7 +557,6 @@ _SAME_OPERATION = {
 _OBJECTS = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
 """Collectives of Python objects, whose bytes only the ranks know that pickle them."""
 
-_REDUCE = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
 _SPLITS = ("input_split_sizes", "output_split_sizes")
 _BETWEEN = (
     str(Path(torch.__file__).parent),
