@@ -57,6 +57,13 @@ def test_a_plan_for_a_device_takes_the_kernel_and_its_memory(name):
             assert [g.shape for g in gradients] == [leaf.shape for leaf in leaves]
 
 
+def test_a_plan_does_not_choose_the_kernel_of_a_later_run():
+    x, operator = torch.randn(4, 2, 64, requires_grad=True), OPERATORS["swiglu"]
+    with kernels_of("cuda"), FakeTensorMode() as mode:
+        operator(mode.from_tensor(x))
+    torch.testing.assert_close(operator(x), operator.reference(x))
+
+
 @pytest.mark.parametrize("name", WITH_KERNELS)
 def test_float64_is_left_to_the_composition(name):
     operator = OPERATORS[name]

@@ -16,6 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 from mindspeed_core.discovery.extensions import installed_extensions
+from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.call import Call, call_of, eager_key, trace_key, traced_call
 from mindspeed_kernels.contract import Contract, ContractError, first_violation
 from mindspeed_kernels.extension_points import BACKENDS
@@ -118,10 +119,11 @@ class Operator(Generic[P, R]):
             return self._functions[choose_traced(self.name, STATE.token, trace_key(args, options))](
                 *args, **options
             )
+        # A plan for another device weighs other backends for the same tensors, and may not decide for a run.
         if self._key is None:
-            key: Hashable = (STATE.token, eager_key(args, options))
+            key: Hashable = (STATE.token, kernels_for(""), eager_key(args, options))
         else:
-            key = (STATE.token, self._key(*args, **options))
+            key = (STATE.token, kernels_for(""), self._key(*args, **options))
         name = self._chosen.get(key)
         if name is None:
             name = self._first_call(key, args, options)
