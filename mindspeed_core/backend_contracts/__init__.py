@@ -1,8 +1,8 @@
 """Rules of communication backends, as data: what HCCL and NCCL refuse although gloo takes it.
 
 `tensor_facts` describes one call, `contract` holds it against rules, `layouts` asks whether its tensors fit
-together, `hccl` and `nccl` are the rules with the sources they were read from. `rendezvous` plays the calls of
-several ranks in the order in which such a backend serves them.
+together, `hccl` and `nccl` are the rules with the sources they were read from. `rendezvous` plays the calls
+of several ranks in the order in which such a backend serves them.
 Instruments and dry runs enforce them, so that a launch is refused before it is started.
 """
 

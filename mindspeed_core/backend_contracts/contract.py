@@ -44,7 +44,7 @@ class BackendContract:
         pair_buffer_bytes: likewise, of the communicator of two ranks that send and receive one by one.
         sources: where each kind of rule was read: ``moved``, ``reduced``, ``contiguous``, ``parts``,
             ``layouts``, ``objects``, ``order``, ``creation``, ``buffers``.
-        assumed_for: a device without rules of its own that these were taken for; empty where they are its own.
+        assumed_for: a device that is not known and is held to these rules; empty where they are its own.
     """
 
     backend: str

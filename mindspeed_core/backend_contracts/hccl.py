@@ -18,7 +18,7 @@ _SOURCES = {
     "reduced": _CHECKED,
     "contiguous": "torch_npu ProcessGroupHCCL.cpp, check_npu_tensors_different_devices",
     "parts": "torch_npu ProcessGroupHCCL.cpp, alltoall_base",
-    "layouts": "torch_npu ProcessGroupHCCL.cpp, check_split_sizes, alltoall, _allgather_base, gather, recvAnysource",
+    "layouts": "torch_npu ProcessGroupHCCL.cpp, check_split_sizes, alltoall, _allgather_base, recvAnysource",
     "objects": "torch distributed_c10d.py, _get_object_coll_device",
     "creation": "torch_npu ProcessGroupHCCL.cpp, getHCCLComm; HCCL reference, HcclCommInitRootInfo",
     "order": "torch_npu ProcessGroupHCCL.cpp, pointToPoint and getKeySendRecv; HCCL reference, HcclSend",
@@ -70,8 +70,8 @@ def contract_for(device: str) -> BackendContract:
     """Return the contract of a device by its name, with the buffers that the environment asks for.
 
     Args:
-        device: as the runtime names it, ``Ascend910B1``. A device without rules of its own is held to those of
-            910B, which are the narrowest; the contract's name says so.
+        device: as the runtime names it, ``Ascend910B1``. A device without rules of its own is held to those
+            of 910B, which are the narrowest; the contract's name says so.
     """
     found = HCCL.get(generation_of(device))
     return replace(

@@ -1,7 +1,7 @@
 """Rules about how the tensors of one call fit together: numbers of elements, dtypes, split sizes.
 
-Backends of devices copy by addresses and counts. What gloo refuses they refuse too, or they write past the end
-of a tensor; in a dry run, where nobody is asked, these rules are all that looks.
+Backends of devices copy by addresses and counts. What gloo refuses they refuse too, or they write past the
+end of a tensor; in a dry run, where nobody is asked, these rules are all that looks.
 """
 
 from __future__ import annotations

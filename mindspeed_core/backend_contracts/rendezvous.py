@@ -5,9 +5,9 @@ one by one share a stream for each pair of ranks in the group, both directions t
 call when it has ended the one before, and a call ends when every rank that takes part has reached it: a send
 waits for its receive. Gloo matches messages in any order, so that what waits for ever here runs there.
 
-The first call of a group, or of a pair of ranks, makes their communicator: the host of each of them waits until
-all of them have come to it. And the collectives of all groups that share a device begin in one order: kernels of
-a communicator hold the device until their peers run too (`stuck_ranks` with ``one_device``).
+The first call of a group, or of a pair of ranks, makes their communicator: the host of each of them waits
+until all of them have come to it. And the collectives of all groups that share a device begin in one order:
+kernels of a communicator hold the device until their peers run too (`stuck_ranks` with ``one_device``).
 
 The rules are those of torch's ``ProcessGroupNCCL`` and torch_npu's ``ProcessGroupHCCL``, which make a
 communicator of two ranks for messages outside of a batch.

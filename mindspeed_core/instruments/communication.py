@@ -182,9 +182,9 @@ class CommunicationLog:
     def made_late(self) -> list[tuple[Call, Call]]:
         """Return calls that make a group's communicator while a collective of this rank is under way.
 
-        All ranks of the group meet there, on the host, and nothing of theirs goes on meanwhile: what was to be
-        hidden behind the collective waits for it. Pairs of ranks, which pipeline stages make one by one, do
-        not count.
+        All ranks of the group meet there, on the host, and nothing of theirs goes on meanwhile: what was to
+        be hidden behind the collective waits for it. Pairs of ranks, which pipeline stages make one by one,
+        do not count.
 
         Returns:
             Each such call, with the collective that was under way.

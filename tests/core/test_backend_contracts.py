@@ -128,7 +128,7 @@ def test_tensors_that_do_not_fit_together_are_refused(contract, operation, given
 
 @pytest.mark.parametrize("contract", [HCCL["910B"], NCCL])
 def test_parts_without_rows_travel(contract):
-    for given, splits in (
+    for shapes, splits in (
         ({"output": (2, 8), "input": (4, 8)}, UNEVEN),
         ({"output": (0, 8), "input": (0, 8)}, {"input_split_sizes": (0, 0), "output_split_sizes": (0, 0)}),
         ({"output": (0, 8), "input": (0, 8)}, {}),

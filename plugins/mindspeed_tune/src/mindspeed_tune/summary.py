@@ -155,8 +155,8 @@ def _remarks(plan: LaunchPlan) -> Iterator[str]:
         yield f"every call keeps the rules of {', '.join(backend.rules)}"
     if backend.made_late:
         yield (
-            "communicators are made while a collective is under way, which all their ranks wait for in the first "
-            f"step: {'; '.join(backend.made_late)}"
+            "communicators are made while a collective is under way, which all their ranks wait for in the "
+            f"first step: {'; '.join(backend.made_late)}"
         )
     for rank, difference in plan.differing.items():
         sign = "more" if difference > 0 else "less"

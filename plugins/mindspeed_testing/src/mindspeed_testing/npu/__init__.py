@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mindspeed_testing.npu.calls import Call, CallResult, run_call, run_calls
     from mindspeed_testing.npu.device import ValueDevice, value_device
     from mindspeed_testing.npu.fake import FakeNpu, fake_npu
+    from mindspeed_testing.npu.scenario_worlds import ScenarioWorlds
     from mindspeed_testing.npu.scenarios import device_scenarios
     from mindspeed_testing.npu.schemas import compare_snapshot, schema_snapshot
     from mindspeed_testing.npu.sources import ApiUse, api_uses
@@ -32,6 +33,7 @@ _NAMES = {
     "calls": ("Call", "CallResult", "run_call", "run_calls"),
     "device": ("ValueDevice", "value_device"),
     "fake": ("FakeNpu", "fake_npu"),
+    "scenario_worlds": ("ScenarioWorlds",),
     "scenarios": ("device_scenarios",),
     "schemas": ("compare_snapshot", "schema_snapshot"),
     "sources": ("ApiUse", "api_uses"),
@@ -47,6 +49,7 @@ __all__ = [
     "Call",
     "CallResult",
     "FakeNpu",
+    "ScenarioWorlds",
     "ShapeOnlyTraining",
     "Stubs",
     "ValueDevice",
