@@ -255,6 +255,9 @@ def check_npu(facts: Facts) -> Iterator[Finding]:
         yield Finding(ERROR, "torch_npu", found, remedy)
     yield from ascend.check_versions(facts.ascend, npu, NPU_CANN)
     yield from ascend.check_variables(facts.environment)
+    if "unserved" in facts.torch:
+        yield from ascend.check_calls(npu, facts.torch["unserved"], NPU_CANN)
+    yield from ascend.check_generations(facts.torch.get("npu", ()))
     outcome = facts.torch.get("torch_npu", "ok")
     if facts.cann_missing:
         there, _, remedy = facts.cann_missing.partition("; ")

@@ -22,7 +22,9 @@ def probe() -> dict[str, Any]:
 
     Returns:
         ``torch`` (version or ``error: …``), ``backends`` (name: available), ``cuda`` and ``npu`` (device
-        names), ``megatron`` and ``helpers_cpp`` (``ok`` or the error), ``optional`` (likewise, by module).
+        names), ``torch_npu`` (``ok`` or the error), ``unserved`` (calls that this torch_npu does not take:
+        text, and whether sources ask first), ``megatron`` and ``helpers_cpp`` (``ok`` or the error),
+        ``optional`` (likewise, by module).
     """
     answer: dict[str, Any] = {"backends": {}, "cuda": [], "npu": []}
     try:
@@ -40,6 +42,8 @@ def probe() -> dict[str, Any]:
     if torch.cuda.is_available():
         answer["cuda"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     answer["torch_npu"] = _outcome("torch_npu")
+    if answer["torch_npu"] == "ok":
+        answer["unserved"] = _unserved_calls()
     npu = getattr(torch, "npu", None)
     if npu is not None and npu.is_available():
         answer["npu"] = [npu.get_device_name(index) for index in range(npu.device_count())]
@@ -48,6 +52,16 @@ def probe() -> dict[str, Any]:
     answer["megatron"] = _outcome("megatron.core")
     answer["helpers_cpp"] = _outcome("megatron.core.datasets.helpers_cpp")
     return answer
+
+
+def _unserved_calls() -> list[tuple[str, bool]]:
+    from mindspeed_core.platforms.torch_npu_calls import unserved_calls
+    from mindspeed_core.platforms.torch_npu_uses import package_folders
+    from mindspeed_core.registry import Registry
+
+    installed = {name for names in Registry.discover().packages().values() for name in names}
+    folders = package_folders(sorted(installed - {"mindspeed_testing"}))
+    return [(str(call), call.asked_first) for call in unserved_calls(folders)]
 
 
 def _outcome(module: str) -> str:

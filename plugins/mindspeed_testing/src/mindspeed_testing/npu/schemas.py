@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mindspeed_core.errors import UserError
-from mindspeed_testing.npu.sources import ROOTS
+from mindspeed_core.platforms.torch_npu_uses import ROOTS
 from mindspeed_testing.npu.stubs import installed_version
 
 Snapshot = Mapping[str, Any]
