@@ -263,23 +263,24 @@ def count_communication(
         for name in (*_MEASURES, *_SAME_OPERATION, *(_OBJECTS if objects else ()))
     }
     wrappers |= {
-        "Work.wait": recorder.waiting,
         "_coalescing_manager": recorder.coalescing,
         "batch_isend_irecv": recorder.batching,
         "new_group": recorder.grouping,
     }
+    targets = {f"torch.distributed.distributed_c10d:{name}": new for name, new in wrappers.items()}
+    targets |= dict.fromkeys(_own_waits(), recorder.waiting)
     ledger = PatchLedger()
     ledger.apply(
         [
             Patch(
-                target=f"torch.distributed.distributed_c10d:{name}",
+                target=target,
                 new=wrapper,
                 reason="counts calls and bytes",
                 kind="wrap",
                 owner="communication log",
                 required=False,
             )
-            for name, wrapper in wrappers.items()
+            for target, wrapper in targets.items()
         ]
     )
     with ExitStack() as stack:
@@ -287,6 +288,18 @@ def count_communication(
         if recorder.computation is not None:
             stack.enter_context(recorder.computation)
         yield recorder.log
+
+
+def _own_waits() -> Iterator[str]:
+    """Yield ``wait`` of ``torch.distributed.Work`` and of each class of torch that has one of its own.
+
+    The work of a world without peers is such a class.
+    """
+    classes = [dist.Work]
+    for one in classes:
+        classes += one.__subclasses__()
+        if "wait" in vars(one) and one.__module__.startswith("torch."):
+            yield f"{one.__module__}:{one.__qualname__}.wait"
 
 
 class _Computation(TorchDispatchMode):

@@ -14,7 +14,7 @@ MODEL = (
 KERNELS = ("--use-flash-attn", "--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb")
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 # Kernels with built-in communication sum over 256 numbers at least.
-WIDE = ("--hidden-size", "512", "--ffn-hidden-size", "512", "--bf16")
+WIDE = ("--hidden-size", "512", "--ffn-hidden-size", "512", "--num-layers", "1", "--bf16")
 
 
 def four_ranks(name: str, *flags: str, model: tuple[str, ...] = (), tolerance: float = 1e-5) -> Scenario:
@@ -34,7 +34,8 @@ LAYOUTS = {
     for scenario in (
         four_ranks("tp2-dp2", *TP2, *KERNELS, "--use-distributed-optimizer"),
         four_ranks("tp2-cp2", *TP2, *KERNELS, "--context-parallel-size", "2"),
-        four_ranks("tp2-dp2-built-in", *TP2, "--use-ascend-mc2", model=WIDE, tolerance=3e-2),
+        # Half precision on both sides, of other sums.
+        four_ranks("tp2-dp2-built-in", *TP2, "--use-ascend-mc2", model=WIDE, tolerance=8e-2),
         four_ranks("tp2-pp2", *TP2, *KERNELS, "--pipeline-model-parallel-size", "2"),
     )
 }
