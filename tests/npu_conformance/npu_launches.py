@@ -6,6 +6,8 @@ import os
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
+from megatron.core import parallel_state
 
 from mindspeed_core.backend_contracts import BackendRefusal
 from mindspeed_core.testing.dry_run import MeasureRequest, measure_rank
@@ -27,8 +29,14 @@ LAYOUTS = {
 def plan(layout):
     """Plan two steps of the last rank on fake NPUs, update included."""
     size = 2 ** (len(LAYOUTS[layout]) // 2)
-    with mock.patch.dict(os.environ, RANK=str(size - 1), WORLD_SIZE=str(size), LOCAL_RANK="0"):
-        return measure_rank(MeasureRequest(training_flags(LAYOUTS[layout], 3), "fake-npu"))
+    try:
+        with mock.patch.dict(os.environ, RANK=str(size - 1), WORLD_SIZE=str(size), LOCAL_RANK="0"):
+            return measure_rank(MeasureRequest(training_flags(LAYOUTS[layout], 3), "fake-npu"))
+    finally:
+        # A launch that was refused in its step was not torn down.
+        if dist.is_initialized():
+            parallel_state.destroy_model_parallel()
+            dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
