@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.discovery.entry_points import TRAIN_COMMANDS, load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.platforms.broken_packages import take_broken_as_absent
 from mindspeed_core.platforms.cann import hold_back_torch_npu
 from mindspeed_core.terminal.errors import EXIT_INTERRUPTED, guarded, traceback_option
 from mindspeed_core.terminal.interrupts import ends_at_once, raise_again
@@ -43,6 +44,7 @@ _LAUNCH_FLAGS = ("--nproc", "--max-restarts")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit status: 0 done, 1 a problem (printed), 2 wrong usage, 130 after Ctrl-C."""
     hold_back_torch_npu()
+    take_broken_as_absent()
     with (
         ends_at_once(for_good=argv is None),
         traceback_option(sys.argv[1:] if argv is None else argv) as arguments,

@@ -10,6 +10,7 @@ from importlib import import_module
 
 from mindspeed_core.hosts.standalone import HOST
 from mindspeed_core.megatron.config_fields import config_fields
+from mindspeed_core.platforms.broken_packages import take_broken_as_absent
 
 MODULES = (
     "torch.distributed",
@@ -33,6 +34,7 @@ MODULES = (
     "mindspeed_core.testing.training",
 )
 
+take_broken_as_absent()
 for name in (*MODULES, "mindspeed_core.hosts.standalone.loop", *HOST.stages, HOST.flags.partition(":")[0]):
     import_module(name)
 

@@ -303,8 +303,8 @@ def check_transformer_engine(facts: Facts) -> Iterator[Finding]:
     installed = facts.versions.get("transformer-engine", "")
     outcome = facts.torch.get("optional", {}).get("transformer_engine", "ok")
     if installed and outcome != "ok":
-        found = f"{installed} does not import, models are built from megatron-core's local layers: {outcome}"
-        remedy = "mend or uninstall it; on platforms without CUDA it has no use"
+        found = f"{installed} does not import, so its layers are refused: {outcome}"
+        remedy = "mend or uninstall it (without CUDA it has no use), or train with --transformer-impl local"
         yield Finding(NOTE, "transformer-engine", found, remedy)
         return
     found = (

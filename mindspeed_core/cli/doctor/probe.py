@@ -12,7 +12,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-_OPTIONAL = ("transformer_engine", "flash_attn", "triton", "apex")
+from mindspeed_core.platforms.broken_packages import OPTIONAL, take_broken_as_absent
+
 MARK = "mindspeed-doctor:"
 """Begins the line with the answer; imported packages print lines of their own."""
 
@@ -26,6 +27,7 @@ def probe() -> dict[str, Any]:
         text, and whether sources ask first), ``megatron`` and ``helpers_cpp`` (``ok`` or the error),
         ``optional`` (likewise, by module).
     """
+    take_broken_as_absent()
     answer: dict[str, Any] = {"backends": {}, "cuda": [], "npu": []}
     try:
         torch = import_module("torch")
@@ -48,7 +50,7 @@ def probe() -> dict[str, Any]:
     if npu is not None and npu.is_available():
         answer["npu"] = [npu.get_device_name(index) for index in range(npu.device_count())]
         answer["backends"]["hccl"] = True
-    answer["optional"] = {name: _outcome(name) for name in _OPTIONAL if find_spec(name) is not None}
+    answer["optional"] = {name: _outcome(name) for name in OPTIONAL if find_spec(name) is not None}
     answer["megatron"] = _outcome("megatron.core")
     answer["helpers_cpp"] = _outcome("megatron.core.datasets.helpers_cpp")
     return answer

@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mindspeed_core.platforms.broken_packages import take_broken_as_absent
 from mindspeed_core.platforms.cann import hold_back_torch_npu, libraries_missing
 
 if __name__ == "__main__":
     # Before torch, which imports torch_npu by itself.
     hold_back_torch_npu()
+    take_broken_as_absent()
 
 import torch
 import torch.distributed as dist

@@ -1,8 +1,8 @@
 """Communicators of kernels with built-in communication: how they find their group and talk in it.
 
 What a kernel exchanges inside of itself is no call of the code under test. It goes to the group's own
-methods, past the functions of ``torch.distributed`` at which instruments count and contracts are held: sums are
-made in float64 here, which no device's backend would take.
+methods, past the functions of ``torch.distributed`` at which instruments count and contracts are held: sums
+are made in float64 here, which no device's backend would take.
 """
 
 from __future__ import annotations
