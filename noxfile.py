@@ -147,6 +147,14 @@ def npu_conformance(session: nox.Session) -> None:
 
 
 @nox.session
+def npu_mutations(session: nox.Session) -> None:
+    """Faults planted into the NPU code, one at a time: the share that its tests find; takes an hour."""
+    install(session, "torch_npu==2.13.0", "pytest>=9", "hypothesis>=6.100")
+    report = ("--out", "npu-mutations.json")
+    session.run("python", "tools/npu_mutations.py", *(session.posargs or report), env=THREADS)
+
+
+@nox.session
 def scripts(session: nox.Session) -> None:
     """Launch scripts of other projects: each checked, and one rank of it planned at its full size."""
     install_for_tests(session)
