@@ -144,7 +144,8 @@ def npu_conformance(session: nox.Session) -> None:
     records = ("schemas", "contracts")
     compared = [part for name in records for part in (f"--{name}", f"tests/npu_conformance/{name}.json")]
     options = session.posargs or compared
-    session.run("python", "-m", "mindspeed_testing.npu", *folders, *options, env=THREADS)
+    # The trainings of a whole file are one fixture.
+    session.run("python", "-m", "mindspeed_testing.npu", *PATIENT, *folders, *options, env=THREADS)
 
 
 @nox.session

@@ -30,6 +30,8 @@ from mindspeed_testing.npu.stubs import Stubs, build_stubs
 
 ROOT = Path(__file__).resolve().parents[1]
 GOAL = 0.95
+PATIENT = ("-o", "faulthandler_timeout=1800")
+"""The trainings of a whole file are one fixture."""
 KERNELS = "plugins/mindspeed_kernels/src/mindspeed_kernels"
 MEMORY = "plugins/mindspeed_memory/src/mindspeed_memory"
 MUTANT = "MINDSPEED_MUTANT"
@@ -166,7 +168,7 @@ def failing(run: Run, fault: Fault | None, folder: Path, timeout: float) -> str:
         environment[MUTANT] = os.pathsep.join((os.path.realpath(fault.path), str(changed)))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))
     plugin = PYTEST[2:] if run.on_npu else ()
-    command = [sys.executable, "-m", "pytest", *plugin, "-x", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *plugin, "-x", "-q", "-p", "no:cacheprovider", *PATIENT]
     try:
         done = subprocess.run(
             [*command, *run.options, *run.paths],

@@ -32,13 +32,33 @@ class Ranks(Protocol):
 class Made(Protocol):
     """The part of a recorded call that instruments and plans keep alike."""
 
-    operation: str
-    dtype: str
-    peer: int | None
-    launch_event: int
-    wait_event: int | None
-    batch: int | None
-    creates: bool
+    @property
+    def operation(self) -> str:
+        """Return the name of the function."""
+
+    @property
+    def dtype(self) -> str:
+        """Return the dtype of the first tensor."""
+
+    @property
+    def peer(self) -> int | None:
+        """Return the global rank of the other side, or of the root."""
+
+    @property
+    def launch_event(self) -> int:
+        """Return the place of the launch among launches and waits."""
+
+    @property
+    def wait_event(self) -> int | None:
+        """Return the place of the first wait."""
+
+    @property
+    def batch(self) -> int | None:
+        """Return the number of the batch that holds it."""
+
+    @property
+    def creates(self) -> bool:
+        """Return whether its communicator is made by it."""
 
 
 POINT_TO_POINT = MESSAGES
