@@ -27,16 +27,8 @@ MESSAGES = _SENDS | {"recv", "irecv"}
 """Operations between two ranks."""
 
 
-class Launched(Protocol):
+class Timed(Protocol):
     """A call of a rank with the places of its launch and of its first wait among all of them."""
-
-    @property
-    def group(self) -> str:
-        """Return the description of the group."""
-
-    @property
-    def ranks(self) -> Iterable[int]:
-        """Return the global ranks of the group."""
 
     @property
     def operation(self) -> str:
@@ -61,6 +53,18 @@ class Launched(Protocol):
     @property
     def creates(self) -> bool:
         """Return whether the communicator is made by this call."""
+
+
+class Launched(Timed, Protocol):
+    """Such a call, and its group."""
+
+    @property
+    def group(self) -> str:
+        """Return the description of the group."""
+
+    @property
+    def ranks(self) -> Iterable[int]:
+        """Return the global ranks of the group."""
 
 
 @dataclass(frozen=True)

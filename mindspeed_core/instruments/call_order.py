@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from mindspeed_core.backend_contracts.rendezvous import MESSAGES, Stuck, stuck_ranks
+from mindspeed_core.backend_contracts.rendezvous import MESSAGES, Stuck, Timed, stuck_ranks
 
 if TYPE_CHECKING:
     from mindspeed_core.instruments.communication import Call
@@ -29,36 +29,12 @@ class Ranks(Protocol):
         ...
 
 
-class Made(Protocol):
+class Made(Timed, Protocol):
     """The part of a recorded call that instruments and plans keep alike."""
-
-    @property
-    def operation(self) -> str:
-        """Return the name of the function."""
 
     @property
     def dtype(self) -> str:
         """Return the dtype of the first tensor."""
-
-    @property
-    def peer(self) -> int | None:
-        """Return the global rank of the other side, or of the root."""
-
-    @property
-    def launch_event(self) -> int:
-        """Return the place of the launch among launches and waits."""
-
-    @property
-    def wait_event(self) -> int | None:
-        """Return the place of the first wait."""
-
-    @property
-    def batch(self) -> int | None:
-        """Return the number of the batch that holds it."""
-
-    @property
-    def creates(self) -> bool:
-        """Return whether its communicator is made by it."""
 
 
 POINT_TO_POINT = MESSAGES

@@ -86,8 +86,8 @@ def _forms(name: str) -> Iterator[tuple[str, ...] | None]:
                 schema = getattr(operator, overload)._schema
                 yield tuple(argument.name for argument in schema.arguments)
             return
-    found = _resolved(name)
-    if found is _ABSENT:
+    found = resolve(name)
+    if found is None:
         return
     try:
         parameters = inspect.signature(found).parameters.values()
@@ -98,10 +98,8 @@ def _forms(name: str) -> Iterator[tuple[str, ...] | None]:
     yield None if any(one.kind in open_ended for one in parameters) else tuple(one.name for one in parameters)
 
 
-_ABSENT = object()
-
-
-def _resolved(name: str) -> Any:
+def resolve(name: str) -> Any:
+    """Return the object behind a dotted name of torch_npu; None when there is none."""
     root = next(root for root in ROOTS if name.startswith(root + "."))
     parts = name.split(".")
     for length in range(len(parts) - 1, 0, -1):
@@ -113,5 +111,5 @@ def _resolved(name: str) -> Any:
             return reduce(getattr, parts[length:], module)
         except AttributeError:
             if ".".join(parts[:length]) == root.partition(".")[0]:
-                return _ABSENT
-    return _ABSENT
+                return None
+    return None

@@ -71,7 +71,7 @@ OF_OTHER_PROGRAMS = {
     "--image",
     "--dryrun",
 }
-"""Options of torchrun, Slurm, torchx, pip, docs/generate.py, pytest, benchmarks/gpu, tools/, our testing package."""
+"""Options of torchrun, Slurm, torchx, pip, docs/generate.py, pytest, benchmarks/gpu, tools/, our packages."""
 
 OF_EXAMPLES = {"--log-gradient-noise", "--sentences", "--some-size", "--my-flag"}
 """Flags that a page declares or makes up itself."""
