@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("mindspeed_core.cli.list_command", "List features with their state on this machine."),
     "show": (
         "mindspeed_core.cli.show_command",
-        "Show what one feature does, its flags and what goes with it.",
+        "Show what one feature does, its flags, its conditions.",
     ),
     "plan": ("mindspeed_core.cli.plan_command", "Say what a command line would switch on, and why."),
     "migrate": ("mindspeed_core.cli.migrate_command", "Say what becomes of a launch script, flag by flag."),

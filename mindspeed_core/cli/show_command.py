@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mindspeed_core.registry import FeatureRecord, Registry
 
 
-@click.command("show", short_help="Show what one feature does, its flags and what goes with it.")
+@click.command("show", short_help="Show what one feature does, its flags, its conditions.")
 @click.argument("name", shell_complete=complete_features)
 @click.option("--all", "everything", is_flag=True, help="Also stages, slots, patches, proofs and facts.")
 @click.option("--page", is_flag=True, help="Print its documentation page instead.")
@@ -67,9 +67,8 @@ def _print_head(registry: Registry, record: FeatureRecord, platform: str | None)
     if state.remedy:
         facts.append(("", Cell(f"-> {state.remedy}")))
     prototype = f", {feature.stability}" if feature.stability != "stable" else ""
-    facts.append(
-        ("level", Cell(f"{feature.level} (on with --optimization-level {feature.level} or more){prototype}"))
-    )
+    level = f"{feature.level} (on with --optimization-level {feature.level} or more){prototype}"
+    facts.append(("level", Cell(level)))
     facts.append(("family", Cell(feature.family)))
     facts.append(("runs on", Cell(f"{', '.join(feature.platforms)} ({', '.join(feature.modes)})")))
     if feature.hosts:
@@ -147,6 +146,7 @@ def _print_flags(registry: Registry, feature: type[Feature], *, everything: bool
             for flag, default, _, meaning in described
         ],
         indent=2,
+        tabs=False,
     )
 
 

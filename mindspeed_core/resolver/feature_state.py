@@ -1,4 +1,4 @@
-"""State of a feature on a platform before any flag is given: ok, falls back, left out, or in need of something.
+"""State of a feature on a platform before any flag is given: ok, falls back, left out, or needs something.
 
 The same facts hold a requested feature back, or refuse it, when a plan is made. Torch-free.
 """

@@ -24,6 +24,7 @@ _CODES = {
     "name": "36",
 }
 _GAP = 2
+_ENDLESS = 1 << 20
 _WIDEST = 40
 """Columns that a cell gets at most while others follow it."""
 
@@ -36,22 +37,23 @@ class Cell:
     style: str = ""
 
 
-def print_rows(rows: Sequence[Sequence[Cell | str]], *, indent: int = 0) -> None:
+def print_rows(rows: Sequence[Sequence[Cell | str]], *, indent: int = 0, tabs: bool = True) -> None:
     """Print rows of the same number of cells, one line each.
 
     Args:
         rows: their cells, shown without line breaks.
-        indent: spaces before every line on a terminal.
+        indent: spaces before every aligned line.
+        tabs: separate cells by tabs in a pipe; False aligns them there too, for short cells inside of prose.
     """
     lines = [[_cleaned(cell) for cell in row] for row in rows]
     limit = columns()
-    if limit is None:
+    if limit is None and tabs:
         for line in lines:
             _write("\t".join(cell.text for cell in line))
         return
     widths = [min(max(width(cell.text) for cell in column), _WIDEST) for column in zip(*lines)]
     for line in lines:
-        _write(_aligned(line, widths, indent, limit))
+        _write(_aligned(line, widths, indent, _ENDLESS if limit is None else limit))
 
 
 def print_heading(text: str, note: str = "") -> None:

@@ -27,8 +27,7 @@ def print_plan(planned: Planned, *, everything: bool = False) -> None:
 
     Args:
         planned: the plan and the arguments it was made from.
-        everything: also packages, order, patches, values of presets, and the reason of each flag that changes
-            nothing.
+        everything: also packages, order, patches and values of presets.
     """
     plan = planned.plan
     number = len(plan.features)
@@ -39,13 +38,13 @@ def print_plan(planned: Planned, *, everything: bool = False) -> None:
     say(planned.provenance["platform"], hang=2)
     if plan.features:
         emit()
-        print_rows(_rows(plan, everything=everything), indent=2)
+        print_rows(_rows(plan, everything=everything), indent=2, tabs=False)
     _section("held back", _held_back(plan))
     _section("notes", [str(note) for note in plan.notes])
     unchanged = [note for note in plan.flag_notes if not note.read_as]
     translated = [note for note in plan.flag_notes if note.read_as]
-    _section("flags that change nothing here", _flags(unchanged, everything=everything))
-    _section("flags read as others", _flags(translated, everything=everything))
+    _print_flags("flags that change nothing here", unchanged)
+    _print_flags("flags read as others", translated)
     presets = chosen_by_presets(planned)
     if everything:
         _section("order", plan.stated_order)
@@ -90,12 +89,14 @@ def _held_back(plan: Plan) -> list[str]:
     return lines
 
 
-def _flags(notes: Sequence[FlagNote], *, everything: bool) -> list[str]:
-    """Return one line for all flags, or one with the reason for each."""
-    shown = [f"{note.flag}{f' -> {note.read_as}' if note.read_as else ''}" for note in notes]
-    if not everything:
-        return [", ".join(shown)] if shown else []
-    return [f"{text}{f': {note.reason}' if note.reason else ''}" for text, note in zip(shown, notes)]
+def _print_flags(title: str, notes: Sequence[FlagNote]) -> None:
+    """Print one line for each flag, with the reason."""
+    if notes:
+        emit()
+        print_heading(title)
+        shown = [f"{note.flag}{f' -> {note.read_as}' if note.read_as else ''}" for note in notes]
+        rows = [(Cell(text, "name"), note.reason) for text, note in zip(shown, notes)]
+        print_rows(rows, indent=2, tabs=False)
 
 
 def _left_out(plan: Plan, presets: int) -> list[str]:
@@ -104,6 +105,5 @@ def _left_out(plan: Plan, presets: int) -> list[str]:
         (len(plan.patches), "patch", "patches"),
         (len(plan.stated_order), "statement of order", "statements of order"),
         (presets, "value set by a preset", "values set by presets"),
-        (len(plan.flag_notes), "reason of a flag", "reasons of flags"),
     )
     return [f"{number} {one if number == 1 else many}" for number, one, many in counted if number]
