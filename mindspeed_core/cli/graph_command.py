@@ -128,10 +128,8 @@ def graph_of(features: Mapping[str, type[Feature]]) -> Graph:
 
 
 def print_overview(graph: Graph) -> None:
-    """Print how many relations each family has, and which features fill each slot: one of them at a time."""
-    rows = [
-        (Cell("family", "dim"), Cell("features", "dim"), Cell("requires", "dim"), Cell("conflicts", "dim"))
-    ]
+    """Print how many relations each family has, and which features fill each slot."""
+    rows = [tuple(Cell(text, "dim") for text in ("family", "features", "requires", "conflicts"))]
     for family, names in graph.families.items():
         counts = [
             sum(edge.kind in kinds and bool({edge.source, edge.target} & {*names}) for edge in graph.edges)
@@ -149,7 +147,7 @@ def print_overview(graph: Graph) -> None:
         print_rows([(slot, ", ".join(fill[slot])) for slot in sorted(fill)], indent=2, tabs=False)
     emit()
     print_hint(
-        "mindspeed-features graph --around NAME lists the relations of one; --format mermaid draws all."
+        "mindspeed-features graph --around NAME lists those of one feature; --format mermaid draws all."
     )
 
 

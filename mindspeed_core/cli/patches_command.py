@@ -111,7 +111,7 @@ def _print_symbols(patches: Sequence[Patch], *, everything: bool) -> None:
 
 def _print_owners(patches: Sequence[Patch]) -> None:
     """Print who changes symbols of which modules and why, one line for each owner and reason."""
-    rows = []
+    rows: list[tuple[str, str, str, str]] = []
     for owner, members in _by_owner(patches).items():
         reasons: dict[str, list[Patch]] = {}
         for patch in members:

@@ -31,7 +31,7 @@ from mindspeed_core.terminal.training_flags import (
 )
 @host_option
 @platform_option
-@click.option("--all", "everything", is_flag=True, help="Also packages, order, patches and presets.")
+@click.option("--all", "everything", is_flag=True, help="Also packages, order and patches.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @training_flags
 @click.pass_context

@@ -27,7 +27,7 @@ def print_plan(planned: Planned, *, everything: bool = False) -> None:
 
     Args:
         planned: the plan and the arguments it was made from.
-        everything: also packages, order, patches and values of presets.
+        everything: also packages, order and patches.
     """
     plan = planned.plan
     number = len(plan.features)
@@ -46,21 +46,19 @@ def print_plan(planned: Planned, *, everything: bool = False) -> None:
     _print_flags("flags that change nothing here", unchanged)
     _print_flags("flags read as others", translated)
     presets = chosen_by_presets(planned)
+    _section("set by presets", [f"{dest} = {one['value']} ({one['from']})" for dest, one in presets.items()])
     if everything:
         _section("order", plan.stated_order)
         _section("patches", [f"{p.kind} {p.target} by {p.owner}: {p.reason}" for p in plan.patches])
-        _section(
-            "set by presets", [f"{dest} = {one['value']} ({one['from']})" for dest, one in presets.items()]
-        )
     emit()
-    more = [] if everything else _left_out(plan, len(presets))
+    more = [] if everything else _left_out(plan)
     digest = plan.digest if everything else plan.digest[:12]
     print_hint(f"digest {digest}{'; plan --all also shows ' + ', '.join(more) if more else ''}")
 
 
 def _rows(plan: Plan, *, everything: bool) -> list[tuple[Cell, ...]]:
     """Return a row for each active feature: its place, name, who asked for it, and the slots it fills."""
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for index, feature in enumerate(plan.features, start=1):
         slots = [slot for slot, name in sorted(plan.slots.items()) if name == feature.name]
         facts = [f"fills {', '.join(slots)}"] if slots else []
@@ -99,11 +97,10 @@ def _print_flags(title: str, notes: Sequence[FlagNote]) -> None:
         print_rows(rows, indent=2, tabs=False)
 
 
-def _left_out(plan: Plan, presets: int) -> list[str]:
+def _left_out(plan: Plan) -> list[str]:
     """Return what is printed on request alone, as far as there is any."""
     counted = (
         (len(plan.patches), "patch", "patches"),
         (len(plan.stated_order), "statement of order", "statements of order"),
-        (presets, "value set by a preset", "values set by presets"),
     )
     return [f"{number} {one if number == 1 else many}" for number, one, many in counted if number]
