@@ -96,6 +96,17 @@ def test_generated_pages_are_up_to_date():
     assert checked.returncode == 0, checked.stderr
 
 
+def test_drawings_of_the_programs_are_up_to_date():
+    checked = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "screens.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert checked.returncode == 0, checked.stderr
+
+
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_relative_link_leads_to_a_file(path):
     text = path.read_text(encoding="utf-8")
