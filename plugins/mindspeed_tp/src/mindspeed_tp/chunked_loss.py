@@ -21,7 +21,7 @@ from mindspeed_tp.rows import Rows, start_sum
 
 @dataclass(frozen=True)
 class LossPlan:
-    """How losses are computed.
+    """Plan of a loss computed in chunks.
 
     Attributes:
         chunks: parts of the sequence.

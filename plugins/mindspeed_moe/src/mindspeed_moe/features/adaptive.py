@@ -26,7 +26,7 @@ class AdaptiveRecompute(Feature):
 
     name = "moe-adaptive-recompute"
     family = "moe"
-    summary = "Calls of experts that bring a rank many rows keep less for backward"
+    summary = "Recompute activations of experts that get many tokens"
     flags = (
         Flag(_FLAG, help="Keep less of experts for backward in calls that bring some rank many rows."),
         Flag(

@@ -20,7 +20,7 @@ class AttentionExpertsPipeline(Feature):
 
     name = "moe-ampipe"
     family = "moe"
-    summary = "All-to-alls of a slice of the sequence beside attention and experts of other slices"
+    summary = "Overlap all-to-all with attention and experts of other slices of the sequence"
     flags = (
         Flag(
             _DEGREE,

@@ -22,7 +22,7 @@ class CommunicationPlan(Feature):
 
     name = "moe-comm-plan"
     family = "moe"
-    summary = "Rows of tokens sent once to each node or rank of their experts"
+    summary = "Send each token once per node or rank instead of once per expert"
     flags = (
         Flag(
             FLAG,

@@ -29,7 +29,7 @@ class DeepSpeedExperts(Feature):
 
     name = "moe-deepspeed"
     family = "moe"
-    summary = "DeepSpeed's mixture of experts: top-1 or top-2 gating with a capacity, equal parts exchanged"
+    summary = "Train DeepSpeed's MoE: top-1 or top-2 gating with a capacity"
     flags = (
         Flag(
             _FLAG,
@@ -267,7 +267,7 @@ class FormerDropless(Feature):
 
     name = "moe-dropless"
     family = "moe"
-    summary = "The flag --moe-dropless of older scripts, the default of megatron-core"
+    summary = "Accept --moe-dropless of older scripts, megatron-core's default"
     level = 0
     flags = (Flag("--moe-dropless", help="Changes nothing: no token is dropped without a capacity."),)
     requires = (Requirement(flag="--num-experts", reason="without experts no token could be dropped"),)

@@ -24,7 +24,7 @@ class DeviceLevelLosses(Feature):
 
     name = "moe-device-losses"
     family = "moe"
-    summary = "Losses that balance devices of experts, and what is sent to them (DeepSeek-V2)"
+    summary = "Add DeepSeek-V2's device-level and communication balance losses"
     flags = (
         Flag(_BALANCE, type=float, default=0.0, help="Coefficient of the balance of devices of experts."),
         Flag(

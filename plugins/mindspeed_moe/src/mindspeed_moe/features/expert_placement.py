@@ -26,7 +26,7 @@ class ExpertPlacement(Feature):
 
     name = "moe-expert-placement"
     family = "moe"
-    summary = "Experts that move between ranks during training, for even loads"
+    summary = "Move experts between ranks during training to balance load"
     flags = (
         Flag(_FLAG, help="Move experts between ranks so that ranks compute about as many rows."),
         Flag(_STEPS, type=int, default=_DEFAULT_STEPS, help="Plan where experts are every this many steps."),

@@ -20,7 +20,7 @@ class ExpertsPipeline(Feature):
 
     name = "moe-experts-pipeline"
     family = "moe"
-    summary = "Gathers and scatters of cut experts beside the computation of other experts"
+    summary = "Overlap gathers and scatters of tensor-parallel experts with other experts"
     flags = (
         Flag(
             _FLAG,

@@ -73,7 +73,7 @@ class AllToAllOverlap(_Overlap):
     """Shared experts and weight gradients are computed while tokens travel."""
 
     name = "moe-alltoall-overlap"
-    summary = "All-to-alls of experts beside shared experts and weight gradients, forward and backward"
+    summary = "Overlap the all-to-all of tokens with shared experts and weight gradients"
     flags = (
         Flag(
             "--moe-alltoall-overlap-comm",
@@ -93,7 +93,7 @@ class AllGatherOverlap(_Overlap):
     """Shared experts and weight gradients are computed while tokens are gathered and sums scattered."""
 
     name = "moe-allgather-overlap"
-    summary = "Gathered tokens of experts beside shared experts and weight gradients, forward and backward"
+    summary = "Overlap the all-gather of tokens with shared experts and weight gradients"
     flags = (
         Flag(
             "--moe-allgather-overlap-comm",

@@ -20,7 +20,7 @@ class PipelinedExperts(Feature):
 
     name = "moe-pipe-experts"
     family = "moe"
-    summary = "All-to-alls of one expert beside the computation of another one, forward and backward"
+    summary = "Overlap the all-to-all of one expert with the computation of another"
     flags = (
         Flag(_FLAG, help="Exchange rows expert by expert, each while another one is computed."),
         Flag(

@@ -21,7 +21,7 @@ class TensorRanksExtendExperts(Feature):
 
     name = "moe-tp-extend-ep"
     family = "moe"
-    summary = "Experts spread over the ranks of tensor parallelism instead of cut by it"
+    summary = "Spread experts over tensor-parallel ranks instead of sharding each"
     flags = (Flag(_FLAG, help="Spread whole experts over the ranks of tensor parallelism too."),)
     requires = (Requirement(flag="--num-experts", reason="without experts there is nothing to spread"),)
     docs = "mindspeed_moe:docs/moe-tp-extend-ep.md"

@@ -39,7 +39,7 @@ class ZeroMemory(Feature):
 
     name = "moe-zero-memory"
     family = "moe"
-    summary = "Rows and activations of experts sent or computed again in backward instead of being kept"
+    summary = "Resend or recompute expert activations in backward instead of saving them"
     flags = (
         Flag(
             _FLAG,

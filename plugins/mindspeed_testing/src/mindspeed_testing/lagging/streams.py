@@ -17,7 +17,7 @@ _QUERIES = 3
 
 
 class Device(Protocol):
-    """What streams and events need of their device."""
+    """Interface that streams and events need of their device."""
 
     host: LaggingStream
     findings: Findings

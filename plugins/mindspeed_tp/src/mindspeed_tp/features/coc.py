@@ -46,9 +46,7 @@ class ChunkedProducts(Feature):
 
     name = COC
     family = "tp"
-    summary = (
-        "Products of tensor parallelism in parts, the communication of one beside the product of another"
-    )
+    summary = "Overlap tensor-parallel communication with GEMMs in chunks (CoC)"
     stability = "prototype"
     flags = (
         Flag(_COC, help="Hide communication of tensor parallelism behind products in parts."),
@@ -158,7 +156,7 @@ class FusedProducts(Feature):
 
     name = MC2
     family = "tp"
-    summary = "Products of tensor parallelism and their communication in one kernel of the NPU"
+    summary = "Fuse tensor-parallel GEMMs and communication in one NPU kernel (MC2)"
     stability = "prototype"
     flags = (Flag(_MC2, help="Multiply and communicate in one kernel of the NPU."), OVERLAP_TYPE)
     requires = (PLANNED,)

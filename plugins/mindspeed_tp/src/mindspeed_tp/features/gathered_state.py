@@ -18,7 +18,7 @@ class SlicedGather(Feature):
 
     name = "hccl-replace-gloo"
     family = "tp"
-    summary = "Optimizer state gathered for a checkpoint in slices over the device's group, without gloo"
+    summary = "Gather optimizer state for checkpoints over HCCL or NCCL instead of gloo"
     flags = (
         Flag(
             _SLICE,

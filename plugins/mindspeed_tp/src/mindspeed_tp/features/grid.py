@@ -25,7 +25,7 @@ class TwoDimensional(Feature):
 
     name = GRID
     family = "tp"
-    summary = "Every weight cut in both dimensions over a grid of ranks: less communication on many ranks"
+    summary = "Shard every weight over a 2D grid of ranks: less communication on many ranks"
     stability = "prototype"
     flags = (
         Flag(_FLAG, help="Cut weights in both dimensions over --tp-x times --tp-y ranks."),

@@ -26,7 +26,7 @@ class GroupOptions(Feature):
 
     name = "hccl-group-options"
     family = "tp"
-    summary = "Size of the buffer of each communicator of HCCL, and where its operations are expanded"
+    summary = "Set buffer size and expansion mode of each HCCL communicator"
     flags = (
         Flag(
             _SIZES,

@@ -16,7 +16,7 @@ class AsynchronousLog(Feature):
 
     name = "async-log-allreduce"
     family = "tp"
-    summary = "Reported losses summed over ranks beside the update, in one collective"
+    summary = "Overlap the reduction of logged losses with the update"
     flags = (Flag(_FLAG, help="Sum reported losses over ranks while the optimizer updates."),)
     conflicts = (
         Conflict(

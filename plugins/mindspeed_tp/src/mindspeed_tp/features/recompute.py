@@ -21,9 +21,7 @@ class RecomputeCommunication(Feature):
 
     name = RECOMPUTE
     family = "tp"
-    summary = (
-        "Full recomputation that leaves out sums over tensor-parallel ranks that only the first pass needed"
-    )
+    summary = "Skip tensor-parallel communication that full recomputation does not need"
     flags = (
         Flag(
             _LEVEL,

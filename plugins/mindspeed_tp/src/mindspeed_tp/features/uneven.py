@@ -21,7 +21,7 @@ class UnevenLinears(Feature):
 
     name = UNEVEN
     family = "tp"
-    summary = "Heads, widths and sequence lengths that tensor parallelism does not divide"
+    summary = "Allow heads, widths and sequence lengths that TP does not divide"
     flags = (Flag(_FLAG, help="Distribute heads, widths and positions that the ranks do not divide."),)
     requires = (PLANNED,)
     conflicts = (

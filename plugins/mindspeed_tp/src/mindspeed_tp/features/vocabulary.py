@@ -24,7 +24,7 @@ class VocabularyEmbedding(Feature):
 
     name = "vocab-parallel"
     family = "tp"
-    summary = "The embedding of a vocabulary spread over ranks without assignments by a mask; always on"
+    summary = "Look up sharded embeddings without masked writes; always on"
     flags = (Flag(_WITH_MASKS, help="Look up ids as megatron-core does, with assignments by a mask."),)
     docs = "mindspeed_tp:docs/vocab-parallel.md"
     fake_tensors = True
@@ -53,7 +53,7 @@ class ChunkedLoss(Feature):
 
     name = "chunked-lm-loss"
     family = "tp"
-    summary = "Losses of the language model without the logits of a whole sequence"
+    summary = "Compute the language-model loss in chunks, without all logits at once"
     stability = "prototype"
     flags = (
         Flag(

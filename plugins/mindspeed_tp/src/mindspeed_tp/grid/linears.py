@@ -31,7 +31,7 @@ Fragment = tuple[int, int, int]
 
 
 class _Linear2D:
-    """What both linears share: initial values, attributes and checkpoints of a weight cut twice."""
+    """Shared parts of both linear layers: initial values, attributes and checkpoints of a 2D shard."""
 
     weight: Any
     bias: Any

@@ -27,7 +27,7 @@ ALONE, TOGETHER = "tp.alone", "tp.together"
 
 
 class _UnevenLinear:
-    """What both linears share: initial values, attributes and checkpoints of a weight cut unevenly."""
+    """Shared parts of both linear layers: initial values, attributes and checkpoints of an uneven shard."""
 
     weight: Any
     bias: Any
