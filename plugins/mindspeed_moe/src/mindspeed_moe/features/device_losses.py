@@ -26,12 +26,12 @@ class DeviceLevelLosses(Feature):
     family = "moe"
     summary = "Add DeepSeek-V2's device-level and communication balance losses"
     flags = (
-        Flag(_BALANCE, type=float, default=0.0, help="Coefficient of the balance of devices of experts."),
+        Flag(_BALANCE, type=float, default=0.0, help="Coefficient of the device-level balance loss."),
         Flag(
             _COMMUNICATION,
             type=float,
             default=0.0,
-            help="Coefficient of the balance of what is sent to devices of experts.",
+            help="Coefficient of the communication balance loss.",
         ),
     )
     requires = (

@@ -26,7 +26,7 @@ class ExpertsPipeline(Feature):
             _FLAG,
             type=int,
             default=0,
-            help="Compute a rank's experts in this many groups, each while rows of others are gathered.",
+            help="Groups of a rank's experts, each computed while another's tokens are gathered.",
         ),
     )
     requires = (

@@ -20,7 +20,7 @@ class FixedRoutes(Feature):
     family = "moe"
     summary = "Route tokens to experts in turn, to measure with an even load"
     level = 0
-    flags = (Flag(_FLAG, help="Send tokens to experts in turn, whatever their scores; for measurements."),)
+    flags = (Flag(_FLAG, help="Route tokens to experts in turn, whatever their scores, for measurements."),)
     requires = (
         PLACED_ROUTER,
         Requirement(flag="--num-experts", reason="without experts there are no routes"),

@@ -77,7 +77,7 @@ class AllToAllOverlap(_Overlap):
     flags = (
         Flag(
             "--moe-alltoall-overlap-comm",
-            help="Compute shared experts and weight gradients while tokens travel to experts.",
+            help="Overlap the all-to-all of tokens with shared experts and weight gradients.",
         ),
     )
     requires = (
@@ -97,7 +97,7 @@ class AllGatherOverlap(_Overlap):
     flags = (
         Flag(
             "--moe-allgather-overlap-comm",
-            help="Compute shared experts and weight gradients while tokens are gathered for experts.",
+            help="Overlap the all-gather of tokens with shared experts and weight gradients.",
         ),
     )
     requires = (

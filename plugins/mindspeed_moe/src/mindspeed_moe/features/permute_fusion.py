@@ -21,7 +21,7 @@ class PermuteFusion(Feature):
     family = "moe"
     summary = "Permute and unpermute tokens with one kernel each"
     flags = (
-        Flag(_FLAG, help="Sort tokens by expert, and bring results back, by one kernel each."),
+        Flag(_FLAG, help="Permute and unpermute tokens with one kernel each."),
         Flag(_MEGATRONS, help=f"The same as {_FLAG}."),
     )
     requires = (

@@ -22,7 +22,7 @@ class TensorRanksExtendExperts(Feature):
     name = "moe-tp-extend-ep"
     family = "moe"
     summary = "Spread experts over tensor-parallel ranks instead of sharding each"
-    flags = (Flag(_FLAG, help="Spread whole experts over the ranks of tensor parallelism too."),)
+    flags = (Flag(_FLAG, help="Spread whole experts over tensor-parallel ranks too."),)
     requires = (Requirement(flag="--num-experts", reason="without experts there is nothing to spread"),)
     docs = "mindspeed_moe:docs/moe-tp-extend-ep.md"
     fake_tensors = True

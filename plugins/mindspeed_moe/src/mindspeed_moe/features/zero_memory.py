@@ -46,12 +46,14 @@ class ZeroMemory(Feature):
             type=str,
             default=DISABLED,
             choices=(DISABLED, LEVEL0, LEVEL1),
-            help="Keep less of experts: level0 drops rows and activations, level1 the first product too.",
+            help=(
+                "Recompute in backward: level0 dispatched tokens and activations, level1 the first GEMM too."
+            ),
         ),
         Flag(
             _LAYERS,
             type=int,
-            help="Do so in this many layers of a pipeline stage; the others drop activations only.",
+            help="Layers of a pipeline stage with that level; the others recompute activations only.",
         ),
     )
     requires = SENDING_LAYER

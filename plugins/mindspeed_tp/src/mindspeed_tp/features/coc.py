@@ -49,13 +49,13 @@ class ChunkedProducts(Feature):
     summary = "Overlap tensor-parallel communication with GEMMs in chunks (CoC)"
     stability = "prototype"
     flags = (
-        Flag(_COC, help="Hide communication of tensor parallelism behind products in parts."),
+        Flag(_COC, help="Overlap tensor-parallel communication with chunked GEMMs."),
         Flag(
             _MODE,
             type=int,
             default=AUTO,
             choices=(AUTO, ORIGINAL, REWRITTEN, IN_PARTS),
-            help="0: megatron-core's linears; 1: planned linears without overlap; 2: in parts; -1 chooses.",
+            help="0: megatron-core's linear layers; 1: planned without overlap; 2: chunked; -1: automatic.",
         ),
         Flag(
             _PARTS,
@@ -65,13 +65,13 @@ class ChunkedProducts(Feature):
             help=f"In how many parts the rows of a product are worked on; with {_COC} {_USEFUL_PARTS} "
             "where nobody says it.",
         ),
-        Flag(_KERNEL, help="Let a kernel multiply and communicate where the device has one."),
+        Flag(_KERNEL, help="Use a kernel that fuses GEMM and communication where the device has one."),
         Flag(
             CONFIG,
             type=str,
             per_rank=True,
             metavar="FILE",
-            help="JSON file with a number of parts for shapes of products, {'[m, k, n]': 4}.",
+            help="JSON file with the number of chunks by GEMM shape, {'[m, k, n]': 4}.",
         ),
         OVERLAP_TYPE,
     )
@@ -158,7 +158,7 @@ class FusedProducts(Feature):
     family = "tp"
     summary = "Fuse tensor-parallel GEMMs and communication in one NPU kernel (MC2)"
     stability = "prototype"
-    flags = (Flag(_MC2, help="Multiply and communicate in one kernel of the NPU."), OVERLAP_TYPE)
+    flags = (Flag(_MC2, help="Fuse GEMM and communication in one NPU kernel."), OVERLAP_TYPE)
     requires = (PLANNED,)
     conflicts = (TRANSFORMER_ENGINE,)
     slots = ("tp-executor",)

@@ -24,7 +24,7 @@ class SlicedGather(Feature):
             _SLICE,
             type=int,
             default=_DEFAULT,
-            help="Elements of every data-parallel rank that are gathered at a time.",
+            help="Elements gathered from every data-parallel rank at a time.",
         ),
         Flag(
             _NO_GLOO,

@@ -17,7 +17,7 @@ class AsynchronousLog(Feature):
     name = "async-log-allreduce"
     family = "tp"
     summary = "Overlap the reduction of logged losses with the update"
-    flags = (Flag(_FLAG, help="Sum reported losses over ranks while the optimizer updates."),)
+    flags = (Flag(_FLAG, help="Reduce logged losses over ranks while the optimizer updates."),)
     conflicts = (
         Conflict(
             flag="--check-for-spiky-loss",

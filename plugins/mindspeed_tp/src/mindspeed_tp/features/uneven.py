@@ -22,7 +22,7 @@ class UnevenLinears(Feature):
     name = UNEVEN
     family = "tp"
     summary = "Allow heads, widths and sequence lengths that TP does not divide"
-    flags = (Flag(_FLAG, help="Distribute heads, widths and positions that the ranks do not divide."),)
+    flags = (Flag(_FLAG, help="Allow heads, widths and sequence lengths that the ranks do not divide."),)
     requires = (PLANNED,)
     conflicts = (
         Conflict(feature=MC2, reason="its kernels take equal parts; use --use-ascend-coc"),

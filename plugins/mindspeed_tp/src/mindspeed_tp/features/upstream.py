@@ -17,7 +17,9 @@ class GatedFusion(Feature):
     summary = "Accept --mlp-layer-fusion of older scripts; gate and up are always one GEMM"
     level = 0
     flags = (
-        Flag("--mlp-layer-fusion", help="Changes nothing: gate and up projection are one product anyway."),
+        Flag(
+            "--mlp-layer-fusion", help="Accepted without effect: gate and up projection are always one GEMM."
+        ),
     )
     docs = "mindspeed_tp:docs/mlp-layer-fusion.md"
     fake_tensors = True

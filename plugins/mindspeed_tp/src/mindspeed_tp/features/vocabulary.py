@@ -25,7 +25,7 @@ class VocabularyEmbedding(Feature):
     name = "vocab-parallel"
     family = "tp"
     summary = "Look up sharded embeddings without masked writes; always on"
-    flags = (Flag(_WITH_MASKS, help="Look up ids as megatron-core does, with assignments by a mask."),)
+    flags = (Flag(_WITH_MASKS, help="Look up embeddings as megatron-core does, with masked writes."),)
     docs = "mindspeed_tp:docs/vocab-parallel.md"
     fake_tensors = True
     deterministic = True
@@ -60,7 +60,7 @@ class ChunkedLoss(Feature):
             _CHUNKS,
             type=int,
             default=1,
-            help="Make the logits of one of this many parts of a sequence at a time.",
+            help="Chunks of the sequence whose logits exist one at a time.",
         ),
     )
     conflicts = (
