@@ -63,7 +63,7 @@ def test_a_family_is_listed_whole(said, asked):
 def test_a_word_lists_the_families_that_have_it_and_a_feature_its_flags(said, install):
     install("pack-a", feature_source("thing-a", ADOPTING))
 
-    by_word = said("--help", "recovery")[1]
+    by_word = said("--help", "tolerance")[1]
     of_feature = said("--help", "thing-a")[1]
 
     assert "--exit-signal" in by_word

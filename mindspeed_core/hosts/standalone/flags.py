@@ -180,7 +180,7 @@ _CHECKPOINT = grouped(
     ),
 )
 
-_MONITORING = grouped("watching", *MONITORING_FLAGS)
+_MONITORING = grouped("logging and monitoring", *MONITORING_FLAGS)
 
 _COLLECTIONS = grouped(
     "garbage collection",
@@ -198,4 +198,4 @@ _COLLECTIONS = grouped(
     ),
 )
 
-_FAULT_TOLERANCE = grouped("stopping and recovery", *FAULT_TOLERANCE_FLAGS)
+_FAULT_TOLERANCE = grouped("fault tolerance", *FAULT_TOLERANCE_FLAGS)

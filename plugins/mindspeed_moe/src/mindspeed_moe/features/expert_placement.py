@@ -30,7 +30,7 @@ class ExpertPlacement(Feature):
     flags = (
         Flag(_FLAG, help="Move experts between ranks to balance their tokens."),
         Flag(_STEPS, type=int, default=_DEFAULT_STEPS, help="Steps between two placements of experts."),
-        Flag(_FINE, help=f"Move the experts of a layer only where that gains {_THRESHOLD}."),
+        Flag(_FINE, help=f"Move experts of a layer only for a gain of {_THRESHOLD}."),
         Flag(
             _THRESHOLD,
             type=float,

@@ -62,8 +62,7 @@ class ChunkedProducts(Feature):
             type=int,
             default=1,
             choices=ALLOWED_PARTS,
-            help=f"In how many parts the rows of a product are worked on; with {_COC} {_USEFUL_PARTS} "
-            "where nobody says it.",
+            help=f"Chunks of a GEMM's rows; with {_COC} {_USEFUL_PARTS} by default.",
         ),
         Flag(_KERNEL, help="Use a kernel that fuses GEMM and communication where the device has one."),
         Flag(
