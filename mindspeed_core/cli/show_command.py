@@ -193,12 +193,12 @@ def _because(reason: str) -> str:
 
 def _requirement(requirement: Requirement) -> str:
     if requirement.any_of:
-        what = " or ".join(requirement.any_of)
+        condition = " or ".join(requirement.any_of)
     elif requirement.flag:
-        what = requirement.flag + _value(requirement.equals, requirement.one_of)
+        condition = requirement.flag + _value(requirement.equals, requirement.one_of)
     else:
-        what = requirement.feature + (" (switched on with it)" if requirement.implies else "")
-    return what + _because(requirement.reason)
+        condition = requirement.feature + (" (switched on with it)" if requirement.implies else "")
+    return condition + _because(requirement.reason)
 
 
 def _conflicts(registry: Registry, record: FeatureRecord) -> list[Conflict]:
@@ -214,8 +214,8 @@ def _conflicts(registry: Registry, record: FeatureRecord) -> list[Conflict]:
 
 
 def _conflict(conflict: Conflict) -> str:
-    what = conflict.feature or conflict.flag + _value(conflict.equals, conflict.one_of)
-    return what + _because(conflict.reason)
+    condition = conflict.feature or conflict.flag + _value(conflict.equals, conflict.one_of)
+    return condition + _because(conflict.reason)
 
 
 def _elsewhere(feature: type[Feature]) -> list[str]:

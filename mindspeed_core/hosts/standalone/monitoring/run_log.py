@@ -287,9 +287,9 @@ def announce(run: Run, log: RunLog, seconds: float) -> None:
     for line in lines(plan.flag_notes, explain=args.explain):
         log.say(line)
     start = _start(run)
-    what = f"validating {start}" if args.skip_train else f"training {start} to step {args.train_iters}"
+    work = f"validating {start}" if args.skip_train else f"training {start} to step {args.train_iters}"
     where = "no files" if run.run_dir is None else f"files in {run.run_dir}"
-    log.say(f"{what}, set up in {seconds:.1f} s, {where}")
+    log.say(f"{work}, set up in {seconds:.1f} s, {where}")
 
 
 def missing_engine_note(kinds: Collection[str], version: str) -> str:

@@ -103,8 +103,8 @@ def _check_groups(session: Any, ranks: int) -> None:
     state: Any = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
         return
-    there = state.get_expert_model_parallel_world_size()
-    if there != ranks:
+    configured = state.get_expert_model_parallel_world_size()
+    if configured != ranks:
         raise ArgumentError(
-            _FLAG, None, f"the process groups exist already, with experts on {there} ranks", remedy
+            _FLAG, None, f"the process groups exist already, with experts on {configured} ranks", remedy
         )
