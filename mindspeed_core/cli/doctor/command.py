@@ -56,7 +56,8 @@ def print_findings(findings: Sequence[Finding], *, everything: bool = False) -> 
     counts = {severity: sum(f.severity == severity for f in findings) for severity in (*_WORST_FIRST, OK)}
     told = [f"{counts[s]} {s}{'' if counts[s] == 1 else 's'}" for s in _WORST_FIRST if counts[s]]
     verdict = "something prevents training" if counts[ERROR] else "ready to train"
-    print_rows([(Cell(verdict, "bad" if counts[ERROR] else "good"), ", ".join(told))])
+    verdict_cell = Cell(verdict, "bad" if counts[ERROR] else "good")
+    print_rows([(verdict_cell, ", ".join(told))], tabs=False)
     shown = (*_WORST_FIRST, OK) if everything else _WORST_FIRST
     for severity in shown:
         members = [finding for finding in findings if finding.severity == severity]
