@@ -20,11 +20,10 @@ from unittest.mock import patch
 
 from generate import tree_registry
 
-from mindspeed_core.cli import commands
 from mindspeed_core.cli.doctor import checks
 from mindspeed_core.cli.features import main as features
 from mindspeed_core.cli.train import main as train
-from mindspeed_core.discovery.entry_points import Source, sources
+from mindspeed_core.discovery.entry_points import Installed, Source
 from mindspeed_core.platforms.platform import Availability
 from mindspeed_core.registry import Registry
 
@@ -89,8 +88,10 @@ def made_up_machine() -> Iterator[None]:
     registry = tree_registry()
     ours = {"mindspeed-core", *registry.distributions()}
 
-    def of_the_tree(*groups: str) -> list[Source]:
-        return [source for source in sources(*groups) if source.dist in ours]
+    everything = Installed.sources
+
+    def of_the_tree(installed: Installed, *groups: str) -> list[Source]:
+        return [source for source in everything(installed, *groups) if source.dist in ours]
 
     def absent(reason: str) -> classmethod[type, [], Availability]:
         return classmethod(lambda cls: Availability(False, reason))
@@ -98,7 +99,7 @@ def made_up_machine() -> Iterator[None]:
     with ExitStack() as stack:
         for change in (
             patch.object(Registry, "discover", lambda: registry),
-            patch.object(commands, "sources", of_the_tree),
+            patch.object(Installed, "sources", of_the_tree),
             patch.object(checks, "collect", facts),
             patch.object(registry.platform("cuda"), "probe", absent("no NVIDIA device file in /dev")),
             patch.object(registry.platform("npu"), "probe", absent("torch_npu is not installed")),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindspeed_core.cli.feature_states import STATE_STYLES, platform_here
-from mindspeed_core.discovery.entry_points import COMMANDS, TRAIN_COMMANDS
+from mindspeed_core.discovery.entry_points import COMMANDS, TRAIN_COMMANDS, Installed
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS, traceback_wanted
 from mindspeed_core.terminal.foreign_text import emit
@@ -263,11 +263,12 @@ def _commands(registry: Registry) -> list[dict[str, str]]:
     from mindspeed_core.cli.commands import added_commands, origin
 
     found = []
+    installed = Installed()
     for program, group, own in (
         (features.PROGRAM, COMMANDS, {*features.COMMANDS}),
         (train.PROGRAM, TRAIN_COMMANDS, {*train.OWN, *registry.host(DEFAULT_HOST).commands}),
     ):
-        for name, claims in sorted(added_commands(group).items()):
+        for name, claims in sorted(added_commands(group, installed=installed).items()):
             trouble = "never runs: the program has one of that name" if name in own else ""
             if not trouble and len(claims) > 1:
                 trouble = "never runs: claimed twice"

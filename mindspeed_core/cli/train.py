@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mindspeed_core.cli.train_help import HELP, requested_topic
 from mindspeed_core.discovery.entry_points import TRAIN_COMMANDS, load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.platforms.cann import hold_back_torch_npu
@@ -52,6 +51,8 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     if _COMPLETION in os.environ:
         return guarded(_complete)
+    from mindspeed_core.cli.train_help import HELP, requested_topic
+
     launching, rest = _split(arguments)
     if rest and rest[0] == "completion":
         return guarded(lambda: _print_completion_script(rest[1:]))
