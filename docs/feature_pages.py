@@ -52,8 +52,9 @@ def features_page(registry: Registry) -> str:
     lines = [
         "# Features",
         "",
-        "What the plugins of this repository bring, a page for each feature. `mindspeed-features show NAME --all`",
-        "prints the same for every feature that is installed where you are.",
+        "What the plugins of this repository bring, a page for each feature.",
+        "`mindspeed-features show NAME --all` prints the same for every feature that is installed",
+        "where you are.",
     ]
     families: dict[str, list[tuple[str, type[Feature]]]] = {}
     for record in registry.features.values():
