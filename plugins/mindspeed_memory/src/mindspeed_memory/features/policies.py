@@ -204,7 +204,7 @@ class AdaptiveMemory(_Budgeted, SwappingFeature):
     name = "adaptive-memory"
     summary = "Choose recomputation and swaps within a memory budget, by measured cost"
     flags = (
-        Flag(_MEMORY, help="Choose by measured costs what layers compute again and what they swap."),
+        Flag(_MEMORY, help="Choose by measured cost what layers recompute and what they swap."),
         *BUDGET_FLAGS,
         *ENGINE_FLAGS,
     )

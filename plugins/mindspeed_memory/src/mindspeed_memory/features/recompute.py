@@ -244,7 +244,7 @@ class RecomputeDense(Feature):
             "--recompute-modules",
             type=str,
             nargs="+",
-            help="Parts of layers that selective recomputation computes again.",
+            help="Parts of layers that selective recomputation covers.",
         ),
     )
     conflicts = (_IN_GRAPHS, _LOW_PRECISION)
