@@ -135,17 +135,9 @@ def _state_cell(state: FeatureState, wide: int = 0) -> Cell:
 
 
 def _print_features(records: Sequence[FeatureRecord], states: Mapping[str, FeatureState]) -> None:
-    headers = ("feature", "level", "state", "summary")
     if columns() is None:
-        print_rows(
-            [
-                ("family", *headers),
-                *(
-                    (r.cls.family, r.cls.name, str(r.cls.level), str(states[r.cls.name]), r.cls.summary)
-                    for r in records
-                ),
-            ]
-        )
+        headers = ("feature", "family", "level", "state", "summary")
+        print_rows([headers, *([*_details(r, states[r.cls.name])[:4], r.cls.summary] for r in records)])
         return
     # Columns of the same width in every family; a level has one digit, but its heading five letters.
     longest = max(width(record.cls.name) for record in records)

@@ -14,6 +14,7 @@ import click
 
 from mindspeed_core.cli.completion_command import SHELLS, completion_script
 from mindspeed_core.errors import UserError
+from mindspeed_core.terminal.foreign_text import emit
 
 if TYPE_CHECKING:
     from mindspeed_core.feature import Flag
@@ -78,7 +79,7 @@ def print_script(program: str, shell: str) -> int:
     """
     if shell not in SHELLS:
         raise UserError(f"completion {shell or 'SHELL'}: name one of {', '.join(SHELLS)}")
-    click.echo(completion_script(click.Group(), program, VARIABLE, shell))
+    emit(completion_script(click.Group(), program, VARIABLE, shell))
     return 0
 
 

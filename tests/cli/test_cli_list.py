@@ -49,8 +49,8 @@ def test_each_feature_is_one_line_with_its_state_on_the_platform(features, insta
     lines = features("list", "--platform", "cpu", "--family", "samples").output.splitlines()
     rows = [line.split("\t") for line in lines if "\t" in line]
 
-    assert rows[0] == ["family", "feature", "level", "state", "summary"]
-    assert {row[1]: row[3] for row in rows[1:]} == {name: state for name, (state, _) in STATES.items()}
+    assert rows[0] == ["feature", "family", "level", "state", "summary"]
+    assert {row[0]: row[3] for row in rows[1:]} == {name: state for name, (state, _) in STATES.items()}
 
 
 def test_json_says_why_a_feature_does_not_work_here_and_what_to_do(features, install):

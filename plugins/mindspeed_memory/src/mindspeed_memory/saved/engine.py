@@ -3,7 +3,8 @@
 A codec stores it in another form: a copy in host memory, or compressed. Storages are stored whole and once,
 whatever views of them are saved. The saved values own the stored form and nothing else does: autograd
 releases each value when its node has run, when a graph is dropped without backward, and when backward fails,
-and the stored form is freed with it. Prefetching changes the time alone: whoever needs a tensor first fetches it.
+and the stored form is freed with it. Prefetching changes the time alone: whoever needs a tensor first
+fetches it.
 """
 
 from __future__ import annotations
