@@ -26,7 +26,7 @@ _CODES = {
 _GAP = 2
 _ENDLESS = 1 << 20
 _WIDEST = 40
-"""Columns that a cell gets at most while others follow it."""
+"""Columns that a cell may always take while others follow it; on a wide terminal it may take half of it."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,11 @@ def print_rows(rows: Sequence[Sequence[Cell | str]], *, indent: int = 0, tabs: b
         for line in lines:
             _write("\t".join(cell.text for cell in line))
         return
-    widths = [min(max(width(cell.text) for cell in column), _WIDEST) for column in zip(*lines)]
+    room = _ENDLESS if limit is None else limit
+    widest = max(_WIDEST, room // 2)
+    widths = [min(max(width(cell.text) for cell in column), widest) for column in zip(*lines)]
     for line in lines:
-        _write(_aligned(line, widths, indent, _ENDLESS if limit is None else limit))
+        _write(_aligned(line, widths, indent, room))
 
 
 def print_heading(text: str, note: str = "") -> None:

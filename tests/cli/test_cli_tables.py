@@ -163,6 +163,13 @@ def test_a_row_is_cut_at_the_width_of_the_terminal_and_whole_in_a_pipe(capsys, t
     ]
 
 
+def test_aligned_rows_of_a_pipe_are_whole_too(capsys):
+    long = "--a-flag-with-a-value " * 4
+    print_rows([(long, "why"), ("b", "c")], tabs=False)
+
+    assert capsys.readouterr().out.splitlines()[0] == f"{long}  why"
+
+
 def test_an_encoding_without_an_ellipsis_gets_dots(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
 
