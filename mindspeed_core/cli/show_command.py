@@ -61,20 +61,19 @@ def _print_head(registry: Registry, record: FeatureRecord, platform: str | None)
     print_heading(feature.name, f"{record.dist} {record.version}")
     say(feature.summary)
     emit()
-    facts = [("here", Cell(f"{state} (platform {chosen})", STATE_STYLES[state.state]))]
+    print_labelled("here", Cell(f"{state} (platform {chosen})", STATE_STYLES[state.state]))
     if state.reason:
-        facts.append(("", Cell(state.reason)))
+        print_labelled("", state.reason)
     if state.remedy:
-        facts.append(("", Cell(f"-> {state.remedy}")))
+        # A command to copy stays in one piece.
+        emit(f"          -> {state.remedy}")
     prototype = f", {feature.stability}" if feature.stability != "stable" else ""
     level = f"{feature.level} (on with --optimization-level {feature.level} or more){prototype}"
-    facts.append(("level", Cell(level)))
-    facts.append(("family", Cell(feature.family)))
-    facts.append(("runs on", Cell(f"{', '.join(feature.platforms)} ({', '.join(feature.modes)})")))
+    print_labelled("level", level)
+    print_labelled("family", feature.family)
+    print_labelled("runs on", f"{', '.join(feature.platforms)} ({', '.join(feature.modes)})")
     if feature.hosts:
-        facts.append(("hosts", Cell(", ".join(feature.hosts))))
-    for label, cell in facts:
-        print_labelled(label, cell)
+        print_labelled("hosts", ", ".join(feature.hosts))
 
 
 def _print_conditions(registry: Registry, record: FeatureRecord) -> None:

@@ -69,7 +69,8 @@ def print_findings(findings: Sequence[Finding], *, everything: bool = False) -> 
             label = f"{finding.subject:<{wide}}"
             print_labelled(label, Cell(finding.found), wide=wide, style=_STYLES[severity], indent=2)
             if finding.remedy:
-                print_labelled("", Cell(f"-> {finding.remedy}"), wide=wide, indent=2)
+                # A command to copy stays in one piece.
+                emit(f"{'':<{wide + 4}}-> {finding.remedy}")
     passed = [finding for finding in findings if finding.severity == OK]
     if not everything and passed:
         emit()
