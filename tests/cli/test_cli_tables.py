@@ -126,7 +126,9 @@ def test_every_screen_fits_the_terminal(features, install, monkeypatch, capsys, 
     ):
         assert main(arguments) == 0
     assert train(["--help"]) == train(["--help-flag", "num-layers"]) == 0
-    assert [line for line in capsys.readouterr().out.splitlines() if cell_len(line) > columns] == []
+    # A remedy is a command to copy: it stays in one piece.
+    said = [line for line in capsys.readouterr().out.splitlines() if not line.lstrip().startswith("->")]
+    assert [line for line in said if cell_len(line) > columns] == []
 
 
 @pytest.mark.parametrize(
