@@ -38,6 +38,7 @@ OF_OTHER_PROGRAMS = {
     "--rdzv-conf",
     "--check",
     "--help",
+    "--help-flag",
     "--contract",
     "--features",
     "--no-loops",
