@@ -219,11 +219,11 @@ def kernel_layout(given: Given, line: Line) -> Outcome | None:
 
 
 def checkpoint_format(given: Given, line: Line) -> Outcome | None:
-    """``--ckpt-format torch``: the older format, one file for each rank; written as torch_dist."""
-    if given.words == ("torch",):
+    """``--ckpt-format torch`` and ``torch_dcp``: formats of Megatron-LM's; written as torch_dist."""
+    if given.words in (("torch",), ("torch_dcp",)):
         return Translated(
             ("--ckpt-format", "torch_dist"),
-            "checkpoints are written in megatron-core's format; a folder of --load is read if it is too",
+            "checkpoints are written in megatron-core's format; a folder of --load in another one is refused",
         )
     if given.words == ("fsdp_dtensor",) and line.has("--use-megatron-fsdp", "--use-custom-fsdp"):
         return Translated(
@@ -346,7 +346,7 @@ TRANSLATIONS: Mapping[str, Entry] = {
     "--shape-order": Entry(MINDSPEED_LLM, kernel_layout, "BNSD as the default", NO_CHOICE),
     "--use-custom-fsdp": Entry(MINDSPEED, custom_fsdp, "`--use-megatron-fsdp`"),
     "--no-position-embedding": Entry(MEGATRON_LM, position_embedding, "`--position-embedding-type none`"),
-    "--ckpt-format": Entry(MEGATRON_LM, checkpoint_format, "torch as torch_dist", NO_CHOICE),
+    "--ckpt-format": Entry(MEGATRON_LM, checkpoint_format, "torch and torch_dcp as torch_dist", NO_CHOICE),
     "--attention-backend": Entry(MEGATRON_LM, attention_backend, "flash as `--use-flash-attn`", ALWAYS),
     "--spec": Entry(MINDSPEED_LLM, specification, "names of MindSpeed-LLM's specifications"),
 }

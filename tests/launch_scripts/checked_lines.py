@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import Problem
@@ -135,6 +136,12 @@ def world_of(script: Script, platform: str = "fake") -> int:
 def all_problems() -> dict[str, dict[str, tuple[Problem, ...]]]:
     """Return what is wrong with every script, by source and name."""
     return {source: {script.name: problems_of(script) for script in scripts(source)} for source in SOURCES}
+
+
+def kept() -> dict[str, Any]:
+    """Return the record behind the documentation, see `record`."""
+    found: dict[str, Any] = json.loads(LINES.with_name("accepted.json").read_text(encoding="utf-8"))
+    return found
 
 
 def record(found: Mapping[str, Mapping[str, Sequence[Problem]]]) -> dict[str, object]:
