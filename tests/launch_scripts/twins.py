@@ -25,9 +25,18 @@ import checked_lines
 from checked_lines import Script
 
 from mindspeed_core.flags.flag_set import flag_set
+from mindspeed_core.testing.canonical import CanonicalState
 from mindspeed_core.testing.compare_sides import compare_sides
 from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.training import SideResult, train_side
+from mindspeed_core.testing.training import (
+    RankRecord,
+    SideRequest,
+    SideResult,
+    joined_ranks,
+    train_rank,
+    train_side,
+)
+from mindspeed_core.testing.worlds import run_world
 from mindspeed_core.validation import check
 
 STEPS = 3
@@ -189,6 +198,9 @@ def twin_of(script: Script) -> Twin:
     unit = layout.data_parallel_size * int(flags.get("--micro-batch-size", ("1",))[0])
     batch = unit * max(2, 2 * layout.pipeline)
     flags["--global-batch-size"] = (str(batch),)
+    if "--fp16" in flags:
+        # The usual first scale makes no step before it has been halved often.
+        flags["--initial-loss-scale"] = ("4096",)
     local = bool(_LOCAL & given.keys()) or given.get("--moe-router-load-balancing-type") == ("sinkhorn",)
     plain = {
         option: words
@@ -348,9 +360,9 @@ _SPECIAL: Mapping[str, Callable[[tuple[str, ...], Flags, Layout], tuple[str, ...
 class Trained:
     """The outcome of a twin: what differs, one line each; nothing where all is as it should be."""
 
+    largest: float
+    features: tuple[str, ...]
     differences: list[str] = field(default_factory=list)
-    largest: float = 0.0
-    features: tuple[str, ...] = ()
 
 
 _references: dict[tuple[tuple[str, ...], int], SideResult] = {}
@@ -363,29 +375,40 @@ def train(twin: Twin, timeout: float = 300.0) -> Trained:
         mindspeed_core.testing.worlds.WorldError: one of them does not train.
     """
     key = (twin.plain, twin.plain_world_size)
-    reference = _references.get(key) or train_side(*key, STEPS, timeout=timeout)
-    _references[key] = reference
-    found = Trained()
-    if not ({*twin.flags} & _NEEDS_16_BITS):
-        side = train_side(twin.in_float32(), twin.world_size, STEPS, initial=reference.initial, timeout=timeout)
-        compared, _ = compare_sides(
-            side, reference, tolerance=TOLERANCE, quantities=("losses", "gradients"), demanded=("losses", "gradients")
-        )
-        found.largest, found.features = compared.largest, side.features
-        found.differences += [f"float32: {difference}" for difference in compared.failures()[:8]]
-    if twin.has_16_bits:
-        side = train_side(
-            twin.flags, twin.world_size, STEPS, initial=reference.initial, gradients=False, timeout=timeout
-        )
-        compared, _ = compare_sides(
-            side, reference, tolerance=NEAR, quantities=("losses",), demanded=("losses",)
-        )
+    if key not in _references:
+        _references[key] = train_side(*key, STEPS, timeout=timeout)
+    reference = _references[key]
+    commands = [twin.in_float32(), *([twin.flags] if twin.has_16_bits else [])]
+    sides = _train_sides(commands, twin.world_size, reference.initial, timeout)
+    exact, _ = compare_sides(sides[0], reference, tolerance=TOLERANCE, quantities=_COMPARED, demanded=_COMPARED)
+    found = Trained(exact.largest, sides[0].features)
+    found.differences += [f"float32: {difference}" for difference in exact.failures()[:8]]
+    for side in sides[1:]:
+        near, _ = compare_sides(side, reference, tolerance=NEAR, quantities=_COMPARED[:1], demanded=_COMPARED[:1])
         found.features = side.features
-        found.differences += [f"16 bits: {difference}" for difference in compared.failures()[:8]]
+        found.differences += [f"16 bits: {difference}" for difference in near.failures()[:8]]
     return found
 
 
-_NEEDS_16_BITS: frozenset[str] = frozenset()
+_COMPARED = ("losses", "gradients")
+
+
+def _train_sides(
+    commands: Sequence[Sequence[str]], world_size: int, initial: CanonicalState, timeout: float
+) -> list[SideResult]:
+    """Train several command lines in one world, one after the other."""
+    length = STEPS + 1
+    requests = [
+        SideRequest(training_flags(flags, length), STEPS, initial, gradients=not number)
+        for number, flags in enumerate(commands)
+    ]
+    ranks: list[list[RankRecord]] = run_world(train_all, world_size, requests, timeout=timeout)
+    return [joined_ranks([rank[number] for rank in ranks]) for number in range(len(requests))]
+
+
+def train_all(requests: Sequence[SideRequest]) -> list[RankRecord]:
+    """Train one rank of several sides."""
+    return [train_rank(request) for request in requests]
 
 
 def twins(sources: Sequence[str] = tuple(checked_lines.SOURCES)) -> dict[Twin, list[str]]:
@@ -446,7 +469,7 @@ def main(arguments: Sequence[str]) -> None:
             print(f"       {line}")
         if lines and "--check" not in arguments:
             print(f"       {shlex.join(twin.flags)}\n       plain {twin.plain_world_size}: {shlex.join(twin.plain)}", flush=True)
-    print(f"{len(found)} twins")
+    print(f"{len(found)} twins", flush=True)
 
 
 if __name__ == "__main__":
