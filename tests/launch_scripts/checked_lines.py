@@ -17,8 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from mindspeed_core.activation import plan_for
 from mindspeed_core.registry import Registry
-from mindspeed_core.resolver.plan import Problem
+from mindspeed_core.resolver.plan import PlanError, Problem
 from mindspeed_core.validation import check
 
 LINES = Path(__file__).with_name("lines")
@@ -124,6 +125,18 @@ def problems_of(script: Script, host: str = "standalone", platform: str = "fake"
     return first
 
 
+def problems_in_scripts(script: Script) -> tuple[Problem, ...]:
+    """Return what is wrong with a script's flags inside of Megatron-LM's own scripts.
+
+    The resolver says it; the rest is Megatron-LM's own to check.
+    """
+    try:
+        plan_for(list(script.words), host="megatron-lm", platform="cpu", registry=installed())
+    except PlanError as error:
+        return error.problems
+    return ()
+
+
 def world_of(script: Script, platform: str = "fake") -> int:
     """Return the first of the worlds of an accepted script for which its batch comes out even."""
     for size in script.world_sizes():
@@ -138,39 +151,57 @@ def all_problems() -> dict[str, dict[str, tuple[Problem, ...]]]:
     return {source: {script.name: problems_of(script) for script in scripts(source)} for source in SOURCES}
 
 
+def all_problems_in_scripts() -> dict[str, dict[str, tuple[Problem, ...]]]:
+    """Return what is wrong with every script in Megatron-LM's own scripts, by source and name."""
+    return {
+        source: {script.name: problems_in_scripts(script) for script in scripts(source)} for source in SOURCES
+    }
+
+
 def kept() -> dict[str, Any]:
     """Return the record behind the documentation, see `record`."""
     found: dict[str, Any] = json.loads(LINES.with_name("accepted.json").read_text(encoding="utf-8"))
     return found
 
 
-def record(found: Mapping[str, Mapping[str, Sequence[Problem]]]) -> dict[str, object]:
+Found = Mapping[str, Mapping[str, Sequence[Problem]]]
+"""Problems by source and name of the script."""
+
+
+def record(found: Found, in_scripts: Found) -> dict[str, object]:
     """Return what the documentation shows: the accepted scripts, and why the others are refused."""
     return {
         source: {
             "title": SOURCES[source],
             "before": BEFORE[source],
             "accepted": sorted(name for name, problems in by_name.items() if not problems),
-            "refused": {
-                name: f"`{problems[0].flag}`: {problems[0].reason}"
-                for name, problems in sorted(by_name.items())
-                if problems
-            },
+            "refused": _first_reasons(by_name),
+            "refused_in_scripts": _first_reasons(in_scripts[source]),
         }
         for source, by_name in found.items()
     }
 
 
+def _first_reasons(by_name: Mapping[str, Sequence[Problem]]) -> dict[str, str]:
+    return {
+        name: f"`{problems[0].flag}`: {problems[0].reason}"
+        for name, problems in sorted(by_name.items())
+        if problems
+    }
+
+
 def main(arguments: Sequence[str]) -> None:
     """Print the table of accepted scripts; with ``--write`` keep it, with sources tell their problems."""
-    found = all_problems()
+    found, in_scripts = all_problems(), all_problems_in_scripts()
     if "--write" in arguments:
-        text = json.dumps(record(found), indent=1) + "\n"
+        text = json.dumps(record(found, in_scripts), indent=1) + "\n"
         LINES.with_name("accepted.json").write_text(text, encoding="utf-8")
-    print(f"{'':44} scripts  before  now")
+    print(f"{'':44} scripts  before  now  inside of Megatron-LM's scripts")
     for source, by_name in found.items():
-        accepted = sum(not problems for problems in by_name.values())
-        print(f"{SOURCES[source]:44} {len(by_name):7}  {BEFORE[source]:6}  {accepted:3}")
+        accepted, there = (
+            sum(not problems for problems in each.values()) for each in (by_name, in_scripts[source])
+        )
+        print(f"{SOURCES[source]:44} {len(by_name):7}  {BEFORE[source]:6}  {accepted:3}  {there:3}")
     for source in arguments:
         for name, problems in found.get(source, {}).items():
             for problem in problems:
