@@ -8,11 +8,13 @@ other flags stay as they are.
 A twin is compared with one process that trains the same model in float32 without any feature. In float32 its
 losses and gradients have to be equal; in the precision of the script its losses have to be near.
 
-``python tests/launch_scripts/twins.py [SOURCE …] [--part K/N] [--check]`` trains the twins, and says what differs.
+``python tests/launch_scripts/twins.py [SOURCE …] [--part K/N] [--ranks A-B] [--check]`` trains the twins, and says
+what differs.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 import shlex
@@ -444,32 +446,37 @@ def problems_of(twin: Twin) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train twins, a line for each; ``--check`` only checks their flags."""
-    sources = [word for word in arguments if word in checked_lines.SOURCES]
-    found = list(twins(sources or tuple(checked_lines.SOURCES)).items())
-    part = next((word for word in arguments if re.fullmatch(r"\d+/\d+", word)), "1/1")
-    number, count = map(int, part.split("/"))
-    found = sorted(found, key=lambda item: item[0].world_size)[number - 1 :: count]
-    largest = int(next((word.removeprefix("--ranks=") for word in arguments if word.startswith("--ranks=")), AT_MOST))
-    for twin, names in found:
-        if twin.world_size > largest:
-            continue
+    """Train twins and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sources", nargs="*", choices=(*checked_lines.SOURCES, []), help="whose scripts")
+    parser.add_argument("--part", default="1/1", help="K/N: every N-th twin, from the K-th on")
+    parser.add_argument("--ranks", default=f"1-{AT_MOST}", help="twins of so many ranks")
+    parser.add_argument("--check", action="store_true", help="only check their flags")
+    args = parser.parse_args(arguments)
+    number, count = map(int, args.part.split("/"))
+    least, most = map(int, args.ranks.split("-"))
+    found = twins(args.sources or tuple(checked_lines.SOURCES))
+    chosen = [twin for twin in found if least <= twin.world_size <= most][number - 1 :: count]
+    for twin in sorted(chosen, key=lambda twin: twin.world_size):
         started = time.monotonic()
-        if "--check" in arguments:
-            lines = problems_of(twin)
-        else:
-            try:
-                outcome = train(twin)
-                lines = outcome.differences
-            except Exception as error:  # noqa: BLE001 - the others are to be seen too
-                lines = [f"{type(error).__name__}: {line}" for line in str(error).splitlines()[-6:]]
+        lines = problems_of(twin) if args.check else _trained(twin)
         seconds = time.monotonic() - started
-        print(f"{'ok  ' if not lines else 'BAD '} {twin.world_size} ranks {seconds:5.1f} s  {names[0]} (+{len(names) - 1})", flush=True)
+        names = found[twin]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        print(f"{'BAD' if lines else 'ok ':4}{twin.world_size} ranks {seconds:6.1f} s  {names[0]}{more}", flush=True)
         for line in lines:
-            print(f"       {line}")
-        if lines and "--check" not in arguments:
-            print(f"       {shlex.join(twin.flags)}\n       plain {twin.plain_world_size}: {shlex.join(twin.plain)}", flush=True)
-    print(f"{len(found)} twins", flush=True)
+            print(f"    {line}")
+        if lines:
+            print(f"    {shlex.join(twin.flags)}\n    beside {twin.plain_world_size}: {shlex.join(twin.plain)}", flush=True)
+    print(f"{len(chosen)} of {len(found)} twins", flush=True)
+
+
+def _trained(twin: Twin) -> list[str]:
+    try:
+        return train(twin).differences
+    except Exception as error:
+        # The other twins are to be seen too.
+        return [f"{type(error).__name__}: {line}" for line in str(error).splitlines()[-6:]]
 
 
 if __name__ == "__main__":
