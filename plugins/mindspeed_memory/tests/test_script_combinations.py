@@ -93,10 +93,18 @@ def test_a_count_beside_uniform_recomputation_is_refused():
 def test_pipelined_experts_keep_their_activations_and_say_so():
     experts = (
         "--num-experts 4 --expert-model-parallel-size 2 --use-pipe-experts "
-        "--moe-token-dispatcher-type alltoall --recompute-activation-function"
+        "--moe-token-dispatcher-type alltoall --moe-layer-freq [0,1,0,1] --recompute-activation-function"
     )
     plan, _ = planned(experts)
     assert any("leaves experts alone" in note.text for note in plan.notes)
+
+
+def test_recomputed_activations_stand_down_where_every_layer_has_pipelined_experts():
+    experts = "--num-experts 4 --expert-model-parallel-size 2 --use-pipe-experts"
+    plan, _ = planned(f"{experts} --moe-token-dispatcher-type alltoall --recompute-activation-function")
+    (held,) = plan.held_back
+    assert held.name == "recompute-activation"
+    assert "no layer is without" in held.reason
 
 
 @pytest.mark.thorough

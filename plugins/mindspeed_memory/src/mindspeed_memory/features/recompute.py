@@ -126,10 +126,18 @@ class RecomputeActivation(_PartOfLayers):
     }
 
     @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return why no layer is left; pipelined experts keep their activations."""
+        found = super().idle(args)
+        if found or not _pipelines_experts(args) or _has_dense_parts(args):
+            return found
+        return "--use-pipe-experts computes experts in parts that keep their results, and no layer is without"
+
+    @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Return that a number is larger than a stage, and that pipelined experts keep their activations."""
         found = list(super().notes(args))
-        if getattr(args, "use_pipe_experts", False) and getattr(args, "num_experts", None):
+        if _pipelines_experts(args):
             found.append(
                 f"{_ACTIVATION} leaves experts alone, which --use-pipe-experts computes in parts that keep "
                 "their results"
@@ -141,6 +149,18 @@ class RecomputeActivation(_PartOfLayers):
 
         experts = "moe-pipe-experts" not in session.plan
         recompute_activations(session, chunks, self.name, experts=experts, **chosen)
+
+
+def _pipelines_experts(args: Any) -> bool:
+    return bool(getattr(args, "use_pipe_experts", False) and getattr(args, "num_experts", None))
+
+
+def _has_dense_parts(args: Any) -> bool:
+    """Return whether a layer has no experts, or shared ones beside them."""
+    every: Any = getattr(args, "moe_layer_freq", 1)
+    dense = 0 in every if isinstance(every, (list, tuple)) else every not in (None, 1)
+    shared = ("moe_shared_expert_intermediate_size", "n_shared_experts")
+    return dense or any(getattr(args, name, None) for name in shared)
 
 
 class RecomputeNorm(_PartOfLayers):
