@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from mindspeed_core.upstream.fsdp2_file import fsdp2_file
 from mindspeed_core.upstream.given import (
     ChangesNothing,
     Given,
@@ -344,6 +345,9 @@ TRANSLATIONS: Mapping[str, Entry] = {
     ),
     "--tokenizer-name-or-path": Entry(MINDSPEED, tokenizer_path, "`--tokenizer-model`"),
     "--shape-order": Entry(MINDSPEED_LLM, kernel_layout, "BNSD as the default", NO_CHOICE),
+    "--fsdp2-config-path": Entry(
+        MINDSPEED, fsdp2_file, "what the file says: `--torch-fsdp2-no-reshard-after-forward`, or nothing"
+    ),
     "--use-custom-fsdp": Entry(MINDSPEED, custom_fsdp, "`--use-megatron-fsdp`"),
     "--no-position-embedding": Entry(MEGATRON_LM, position_embedding, "`--position-embedding-type none`"),
     "--ckpt-format": Entry(MEGATRON_LM, checkpoint_format, "torch and torch_dcp as torch_dist", NO_CHOICE),

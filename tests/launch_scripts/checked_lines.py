@@ -84,7 +84,7 @@ def without_files(words: Sequence[str]) -> Iterator[str]:
     """Yield the words of a command line without its files, and with made-up data instead."""
     vocabulary = "--vocab-size" in words
     kept = True
-    for word in words:
+    for word in with_options_file(words):
         if word.startswith("--"):
             kept = word.partition("=")[0] not in _FILES
         if kept:
@@ -92,6 +92,15 @@ def without_files(words: Sequence[str]) -> Iterator[str]:
     yield from ("--mock-data", "--tokenizer-type", "NullTokenizer")
     if not vocabulary:
         yield from ("--vocab-size", "32000")
+
+
+def with_options_file(words: Sequence[str]) -> list[str]:
+    """Return the words with a made-up file of options in the place of one that nobody has."""
+    found = list(words)
+    for place, word in enumerate(words):
+        if word == "--fsdp2-config-path":
+            found[place + 1] = str(LINES.with_name("fsdp2_options.yaml"))
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -104,7 +113,7 @@ def problems_of(script: Script, host: str = "standalone", platform: str = "fake"
     """Return what is wrong with a script: with its flags as they stand, and at its world without files."""
     from mindspeed_core.flags.flag_set import flag_set
 
-    said = flag_set(installed(), host).parse(script.words).problems
+    said = flag_set(installed(), host).parse(with_options_file(script.words)).problems
     if said:
         return said
     if "--use-megatron-fsdp" in script.words or "--use-custom-fsdp" in script.words:
@@ -131,7 +140,7 @@ def problems_in_scripts(script: Script) -> tuple[Problem, ...]:
     The resolver says it; the rest is Megatron-LM's own to check.
     """
     try:
-        plan_for(list(script.words), host="megatron-lm", platform="cpu", registry=installed())
+        plan_for(with_options_file(script.words), host="megatron-lm", platform="cpu", registry=installed())
     except PlanError as error:
         return error.problems
     return ()

@@ -48,7 +48,7 @@ NEAR = 3e-2
 """Largest relative error of losses in 16 bits."""
 AT_MOST = 8
 
-_GONE = frozenset(
+NOT_IN_TWINS = frozenset(
     # Files, logs, checkpoints and evaluation.
     "--data-path --train-data-path --valid-data-path --test-data-path --data-args-path "
     "--per-split-data-args-path --data-cache-path --split --mock-data --vocab-file --merge-file "
@@ -195,7 +195,7 @@ def twin_of(script: Script) -> Twin:
     flags = {
         option: _shrunk(option, words, given, layout)
         for option, words in given.items()
-        if option not in _GONE and (option in _owners() or option in _JUDGED_SIZES)
+        if option not in NOT_IN_TWINS and (option in _owners() or option in _JUDGED_SIZES)
     }
     unit = layout.data_parallel_size * int(flags.get("--micro-batch-size", ("1",))[0])
     batch = unit * max(2, 2 * layout.pipeline)

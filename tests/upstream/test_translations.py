@@ -82,6 +82,7 @@ def parse(text, host="standalone"):
         ("--no-position-embedding", {"position_embedding_type": "none"}),
         ("--no-position-embedding --position-embedding-type rope", {"position_embedding_type": "rope"}),
         ("--ckpt-format torch", {"ckpt_format": "torch_dist"}),
+        ("--ckpt-format torch_dcp", {"ckpt_format": "torch_dist"}),
         ("--use-flash-attn --shape-order BNSD", {"shape_order": "SBH"}),
         ("--attention-backend flash", {"use_flash_attn": True}),
         ("--attention-backend unfused", {"use_flash_attn": False}),
@@ -168,3 +169,53 @@ def test_a_package_that_declares_a_spelling_reads_it_itself():
     parsed = flag_set(registry, "standalone").parse(shlex.split(f"{EXPERTS} --first-k-dense-replace 1"))
     assert parsed.flag_notes == ()
     assert parsed.args.first_k_dense_replace == 1
+
+
+FSDP2 = "--use-torch-fsdp2 --bf16 --fsdp2-config-path"
+
+
+def options_file(tmp_path, text):
+    path = tmp_path / "fsdp2.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_options_of_fsdp2_that_change_no_number_are_noted(tmp_path):
+    text = "sharding_size: auto\nparam_dtype: bf16\nreduce_dtype: bf16\nrecompute_modules: [layers]\n"
+    parsed = parse(f"{FSDP2} {options_file(tmp_path, text)}")
+    assert parsed.problems == ()
+    assert parsed.args.torch_fsdp2_reshard_after_forward is True
+    (note,) = parsed.flag_notes
+    assert "--recompute-granularity full" in note.reason
+
+
+@pytest.mark.parametrize("host", ["standalone", "megatron-lm"])
+def test_a_file_of_fsdp2_that_keeps_parameters_says_so_by_a_flag(tmp_path, host):
+    parsed = parse(f"{FSDP2} {options_file(tmp_path, 'reshard_after_forward: false')}", host)
+    assert parsed.problems == ()
+    assert parsed.args.torch_fsdp2_reshard_after_forward is False
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("reduce_dtype: fp32", "reduce_dtype: 'fp32' differs from bf16"),
+        ("ignored_modules: [image_encoder]", "out of sharding and of gradient reduction"),
+        ("offload_to_cpu: true", "on the host"),
+        ("reshard_after_forward: 4", "is a number of ranks"),
+        ("no_such_option: 1", "no option that is known"),
+        ("- a list", "holds a list"),
+        ("a: [", "is no YAML"),
+        ("!!python/object/apply:os.getcwd []", "is no YAML"),
+    ],
+)
+def test_what_a_file_of_fsdp2_would_change_is_refused(tmp_path, text, says):
+    (problem,) = parse(f"{FSDP2} {options_file(tmp_path, text)}").problems
+    assert problem.flag == "--fsdp2-config-path"
+    assert says in problem.reason
+    assert problem.remedy
+
+
+def test_a_file_of_fsdp2_that_is_not_there_is_named(tmp_path):
+    (problem,) = parse(f"{FSDP2} {tmp_path / 'none.yaml'}").problems
+    assert "none.yaml: cannot be read (No such file" in problem.reason
