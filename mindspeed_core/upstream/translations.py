@@ -155,7 +155,7 @@ def rope_scaling(given: Given, line: Line) -> Outcome:
     """``--rope-scaling-type``: yarn is of latent attention, llama3 has a flag of its own."""
     word = given.words[0] if len(given.words) == 1 else ""
     if word == "yarn":
-        if not line.has("--multi-latent-attention", "--multi-head-latent-attention"):
+        if not line.has(*_LATENT):
             return Refused(
                 "yarn scales the positions of latent attention alone here",
                 "add --multi-latent-attention, or leave it out",
@@ -259,10 +259,31 @@ def softmax_type(given: Given, line: Line) -> Outcome:
 def specification(given: Given, line: Line) -> Outcome | None:
     """``--spec mindspeed_llm…``: layers that MindSpeed-LLM describes in code."""
     word = given.words[0] if given.words else ""
-    if word.startswith("mindspeed_llm."):
-        name = word.rpartition(".")[2]
-        return Refused(f"the layers of {name} belong to {_MODELS}", "leave it out for megatron-core's layers")
-    return None
+    if not word.startswith("mindspeed_llm."):
+        return None
+    name = word.rpartition(".")[2]
+    if given.words[1:] == ("layer_spec",):
+        if name == "qwen3_spec" and not line.has(*_LATENT):
+            return ChangesNothing("megatron-core's own layers are these, norms of queries and keys included")
+        if name == "deepseek_spec" and _same_latent_attention(line):
+            return ChangesNothing(
+                "megatron-core's latent attention computes the same; weights of MindSpeed-LLM have other names"
+            )
+    return Refused(f"the layers of {name} belong to {_MODELS}", "leave it out for megatron-core's layers")
+
+
+_LATENT = ("--multi-latent-attention", "--multi-head-latent-attention")
+
+
+def _same_latent_attention(line: Line) -> bool:
+    """Return whether positions and scores are scaled as in megatron-core.
+
+    Without yarn MindSpeed-LLM rotates other pairs of channels, and with two constants it scales scores by
+    the second one.
+    """
+    scales = [line.number(f"--rope-scaling-{name}", 0.0) for name in ("mscale", "mscale-all-dim")]
+    yarn = line.value("--rope-scaling-type") == "yarn"
+    return line.has(*_LATENT) and yarn and scales[0] == scales[1] != 0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from mindspeed_core.registry import Registry
 
 EXPERTS = "--num-layers 4 --num-experts 4"
 MLA = "--multi-latent-attention"
+YARN = "--rope-scaling-type yarn"
+SPECS = "mindspeed_llm.tasks.models.spec"
 
 
 @lru_cache
@@ -124,7 +126,15 @@ def test_a_spelling_gives_the_configuration_that_it_means(flags, expected):
             "--moe-router-load-balancing-type",
             "MindSpeed-LLM",
         ),
-        ("--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec", "--spec", "layers of qwen3_spec"),
+        (f"--spec {SPECS}.gemma2_spec layer_spec", "--spec", "layers of gemma2_spec"),
+        (f"--spec {SPECS}.qwen3_spec other_spec", "--spec", "layers of qwen3_spec"),
+        (f"{MLA} --spec {SPECS}.deepseek_spec layer_spec", "--spec", "layers of deepseek_spec"),
+        (
+            f"{MLA} {YARN} --rope-scaling-mscale 0.7 --rope-scaling-mscale-all-dim 1 "
+            f"--spec {SPECS}.deepseek_spec layer_spec",
+            "--spec",
+            "layers of deepseek_spec",
+        ),
         (
             f"{EXPERTS} --router-gating-in-fp32 --moe-router-dtype fp64",
             "--router-gating-in-fp32",
@@ -137,6 +147,32 @@ def test_a_spelling_that_would_change_meaning_is_refused(flags, flag, says):
     assert len(problems) == 1
     assert says in problems[0].reason
     assert problems[0].remedy
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        f"--qk-layernorm --spec {SPECS}.qwen3_spec layer_spec",
+        f"{MLA} {YARN} --rope-scaling-mscale 0.7 --rope-scaling-mscale-all-dim 0.7 "
+        f"--spec {SPECS}.deepseek_spec layer_spec",
+    ],
+)
+def test_specifications_of_megatron_cores_own_layers_are_noted(flags):
+    parsed = parse(flags)
+    assert parsed.problems == ()
+    assert any(note.flag.startswith("--spec") and not note.read_as for note in parsed.flag_notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        ("--beta-fast 32 --rope-scaling-beta-slow 1", 0),
+        ("--rope-scaling-original-max-position-embeddings 4096", 0),
+        ("--beta-fast 16 --rope-scaling-beta-slow 2", 2),
+    ],
+)
+def test_constants_that_a_script_cannot_take_are_noted_where_they_are_the_default(flags, refused):
+    assert len(parse(flags, "megatron-lm").problems) == refused
 
 
 def test_the_note_says_what_is_read_and_what_leaves():
