@@ -83,12 +83,14 @@ def scripts(source: str) -> tuple[Script, ...]:
 def without_files(words: Sequence[str]) -> Iterator[str]:
     """Yield the words of a command line without its files, and with made-up data instead."""
     vocabulary = "--vocab-size" in words
-    kept = True
+    kept, before = True, ""
     for word in with_options_file(words):
         if word.startswith("--"):
             kept = word.partition("=")[0] not in _FILES
         if kept:
-            yield word
+            # The made-up tokenizer has an id more than it is given.
+            yield str(int(word) - 1) if before == "--vocab-size" else word
+        before = word
     yield from ("--mock-data", "--tokenizer-type", "NullTokenizer")
     if not vocabulary:
         yield from ("--vocab-size", "32000")
