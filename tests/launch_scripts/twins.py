@@ -27,7 +27,7 @@ import checked_lines
 from checked_lines import Script
 
 from mindspeed_core.flags.flag_set import flag_set
-from mindspeed_core.testing.canonical import CanonicalState
+from mindspeed_core.testing.canonical import CanonicalState, matches
 from mindspeed_core.testing.compare_sides import compare_sides
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.training import (
@@ -90,13 +90,15 @@ _SIZES: Mapping[str, int] = {
     "--recompute-norm-num-layers": 1,
     "--first-k-dense-replace": 1,
     "--mtp-num-layers": 1,
-    "--num-layers-per-virtual-pipeline-stage": 1,
     "--num-virtual-stages-per-pipeline-rank": 2,
     "--num-experts": 4,
     "--tp-x": 2,
     "--tp-y": 2,
 }
 """The largest value of each size."""
+_COUNTING = frozenset(
+    "--recompute-num-layers --recompute-activation-function-num-layers --recompute-norm-num-layers".split()
+)
 _PRECISION = frozenset(
     "--bf16 --fp16 --initial-loss-scale --loss-scale --min-loss-scale --loss-scale-window "
     "--reuse-fp32-param --grad-reduce-in-bf16 --accumulate-allreduce-grads-in-fp32 --apply-query-key-layer-scaling "
@@ -300,7 +302,9 @@ def _layers(given: Flags, layout: Layout) -> int:
     if "--account-for-embedding-in-pipeline-split" in given:
         # The embedding and the loss count as a layer each.
         return 2 * layout.pipeline * layout.parts - 2
-    return layout.pipeline * layout.parts * (2 if layout.parts == 1 and layout.pipeline == 1 else 1)
+    # Where layers of a chunk are counted, one is to be left.
+    alone = layout.parts == 1 and layout.pipeline == 1
+    return layout.pipeline * layout.parts * (2 if alone or given.keys() & _COUNTING else 1)
 
 
 def _lists(text: str) -> list[list[int]]:
@@ -347,6 +351,9 @@ _SPECIAL: Mapping[str, Callable[[tuple[str, ...], Flags, Layout], tuple[str, ...
     "--context-parallel-size": lambda words, given, layout: (str(layout.context),),
     "--expert-model-parallel-size": lambda words, given, layout: (str(layout.expert),),
     "--expert-tensor-parallel-size": lambda words, given, layout: (str(layout.expert_tensor),),
+    "--num-layers-per-virtual-pipeline-stage": lambda words, given, layout: (
+        str(_layers(given, layout) // layout.pipeline // layout.parts),
+    ),
     "--num-layers": lambda words, given, layout: (str(_layers(given, layout)),),
     "--decoder-first-pipeline-num-layers": lambda words, given, layout: ("1",),
     "--decoder-last-pipeline-num-layers": lambda words, given, layout: ("1",),
@@ -384,7 +391,8 @@ def train(twin: Twin, timeout: float = 300.0) -> Trained:
     sides = _train_sides(commands, twin.world_size, reference.initial, timeout)
     exact, _ = compare_sides(sides[0], reference, tolerance=TOLERANCE, quantities=_COMPARED, demanded=_COMPARED)
     found = Trained(exact.largest, sides[0].features)
-    found.differences += [f"float32: {difference}" for difference in exact.failures()[:8]]
+    wrong = [each for each in exact.failures() if not matches(each.key, _ZERO_GRADIENTS)]
+    found.differences += [f"float32: {difference}" for difference in wrong[:8]]
     for side in sides[1:]:
         near, _ = compare_sides(side, reference, tolerance=NEAR, quantities=_COMPARED[:1], demanded=_COMPARED[:1])
         found.features = side.features
@@ -393,6 +401,8 @@ def train(twin: Twin, timeout: float = 300.0) -> Trained:
 
 
 _COMPARED = ("losses", "gradients")
+_ZERO_GRADIENTS = ("*.k_layernorm.bias",)
+"""Parameters whose gradient is zero up to rounding: all keys moved alike leave the softmax as it is."""
 
 
 def _train_sides(

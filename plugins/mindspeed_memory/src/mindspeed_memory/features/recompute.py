@@ -65,6 +65,11 @@ class _PartOfLayers(Feature):
         by_block = getattr(args, "recompute_granularity", None) == "full" and whole
         if by_block and getattr(args, "recompute_method", None) == "block" and whole >= _most_layers(args):
             return f"--recompute-num-layers {whole} computes every layer again as a whole, and none is left"
+        if whole and swaps_instead_of_whole(args) and whole >= _most_layers(args):
+            return (
+                f"--recompute-num-layers {whole} beside swapped attention computes the feed-forward part of "
+                "every layer again, and no layer is left"
+            )
         return ""
 
     @classmethod
@@ -305,11 +310,14 @@ def _most_layers(args: Any) -> float:
         *("pipeline_model_parallel_layout", "pipeline_num_transformer_layers", "num_layer_list"),
         *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "noop_layers"),
         *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-        *("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"),
     )
     if any(getattr(args, dest, None) for dest in laid_out):
         return int(layers)
-    return -(-int(layers) // ranks)
+    of_a_chunk = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
+    if of_a_chunk and not per_rank(args):
+        return int(of_a_chunk)
+    chunks = 1 if per_rank(args) else getattr(args, "num_virtual_stages_per_pipeline_rank", None) or 1
+    return -(-int(layers) // (ranks * chunks))
 
 
 def swaps_instead_of_whole(args: Any) -> bool:
