@@ -8,9 +8,9 @@ import checked_lines
 import pytest
 
 RECORD = checked_lines.LINES.parent / "accepted.json"
-LEAST = {"mindspeed": 51, "megatron_lm_0.16.1": 99, "megatron_lm_newest": 129, "mindspeed_llm": 0}
+LEAST = {"mindspeed": 54, "megatron_lm_0.16.1": 99, "megatron_lm_newest": 129, "mindspeed_llm": 0}
 """Scripts of each source that start today; most of the others wait for a package that is announced."""
-LEAST_IN_SCRIPTS = {"mindspeed": 51, "megatron_lm_0.16.1": 116, "megatron_lm_newest": 143, "mindspeed_llm": 0}
+LEAST_IN_SCRIPTS = {"mindspeed": 54, "megatron_lm_0.16.1": 116, "megatron_lm_newest": 143, "mindspeed_llm": 0}
 """The same inside of Megatron-LM's own scripts, whose kernels serve what ours does not."""
 REASONS = re.compile(
     "mindspeed-optim|mindspeed-models|low-precision matrix products|hybrid and Mamba models|'muon'|"
