@@ -149,7 +149,7 @@ def npu_conformance(session: nox.Session) -> None:
 
 @nox.session
 def scripts(session: nox.Session) -> None:
-    """Launch scripts of other projects: each checked, planned at its full size, and trained as a tiny twin."""
+    """Launch scripts of other projects: each checked, planned at full size, trained as a tiny twin."""
     install_for_tests(session)
     session.run("python", "tests/launch_scripts/checked_lines.py", env=THREADS)
     session.run("pytest", *PATIENT, "-m", "", "tests/launch_scripts", *session.posargs, env=THREADS)

@@ -388,7 +388,13 @@ def launch_scripts_page(registry: Registry) -> str:
         "",
     ]
     rows = (
-        (each["title"], number, each["before"], len(each["accepted"]), number - len(each["refused_in_scripts"]))
+        (
+            each["title"],
+            number,
+            each["before"],
+            len(each["accepted"]),
+            number - len(each["refused_in_scripts"]),
+        )
         for each in sources.values()
         for number in [len(each["accepted"]) + len(each["refused"])]
     )

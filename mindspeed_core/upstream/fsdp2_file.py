@@ -49,7 +49,10 @@ def _problem(key: str, value: Any, line: Line) -> tuple[str, str] | None:
         return None if isinstance(value, bool) else ("is a number of ranks", "write true or false")
     if key in ("ignored_modules", "offload_to_cpu"):
         reasons = {
-            "ignored_modules": ("would leave parameters out of sharding and of gradient reduction", "remove it"),
+            "ignored_modules": (
+                "would leave parameters out of sharding and of gradient reduction",
+                "remove it",
+            ),
             "offload_to_cpu": ("would keep parameters on the host", "use the features of mindspeed-memory"),
         }
         return None if value in _NOTHING else reasons[key]

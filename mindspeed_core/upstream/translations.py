@@ -267,7 +267,7 @@ def specification(given: Given, line: Line) -> Outcome | None:
             return ChangesNothing("megatron-core's own layers are these, norms of queries and keys included")
         if name == "deepseek_spec" and _same_latent_attention(line):
             return ChangesNothing(
-                "megatron-core's latent attention computes the same; weights of MindSpeed-LLM have other names"
+                "megatron-core's latent attention computes the same; weights there have other names"
             )
     return Refused(f"the layers of {name} belong to {_MODELS}", "leave it out for megatron-core's layers")
 

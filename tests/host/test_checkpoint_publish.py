@@ -190,7 +190,7 @@ def older(save_dir, name, rank="mp_rank_00"):
 def test_a_checkpoint_with_a_pickle_for_each_rank_is_refused(tmp_path, unpublished, step, rank):
     older(tmp_path, "iter_0000002", rank)
     (tmp_path / publish.TRACKER).write_text("2")
-    with pytest.raises(CheckpointError, match="older format `torch`.*--ckpt-convert-format torch_dist"):
+    with pytest.raises(CheckpointError, match=r"older format `torch`.*--ckpt-convert-format torch_dist"):
         publish.find(tmp_path, step, accept_unpublished=unpublished)
 
 
@@ -202,7 +202,9 @@ def test_an_older_step_is_not_loaded_in_place_of_one_that_cannot_be_read(tmp_pat
         publish.find(tmp_path)
 
 
-@pytest.mark.parametrize(("pickles", "says"), [(True, "release is in .* older format"), (False, "rename that")])
+@pytest.mark.parametrize(
+    ("pickles", "says"), [(True, "release is in .* older format"), (False, "rename that")]
+)
 def test_weights_without_a_step_do_not_start_from_scratch(tmp_path, pickles, says):
     if pickles:
         older(tmp_path, "release")

@@ -1,4 +1,4 @@
-"""Tiny twins of accepted scripts train like one process without features; a few here, all with -m thorough."""
+"""Tiny twins of accepted scripts train like one process without features: a few, or all as thorough tests."""
 
 import checked_lines
 import pytest

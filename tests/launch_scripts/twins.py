@@ -1,15 +1,15 @@
 """Tiny twins of launch scripts: the same flags with sizes shrunk, trained on at most eight CPU processes.
 
-One rule makes every twin. Parallel dimensions shrink to two (four where a flag divides one again), layers to one
-for each part of a pipeline, widths to a few numbers; files, the length of the run and its learning rates are
-those of proofs (`mindspeed_core.testing.model_flags`), and dropout is off, whose masks depend on the layout. All
-other flags stay as they are.
+One rule makes every twin. Parallel dimensions shrink to two (four where a flag divides one again), layers to
+one for each part of a pipeline, widths to a few numbers; files, the length of the run and its learning rates
+are those of proofs (`mindspeed_core.testing.model_flags`), and dropout is off, whose masks depend on the layout.
+All other flags stay as they are.
 
 A twin is compared with one process that trains the same model in float32 without any feature. In float32 its
 losses and gradients have to be equal; in the precision of the script its losses have to be near.
 
-``python tests/launch_scripts/twins.py [SOURCE …] [--part K/N] [--ranks A-B] [--check]`` trains the twins, and says
-what differs.
+``python tests/launch_scripts/twins.py [SOURCE …] [--part K/N] [--ranks A-B] [--check]`` trains the twins, and
+says what differs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ NOT_IN_TWINS = frozenset(
     # The length of the run, and what depends on it.
     "--train-iters --train-samples --exit-interval --exit-duration-in-mins --lr-decay-iters "
     "--lr-decay-samples --lr-warmup-fraction --lr-warmup-iters --lr-warmup-samples --lr-warmup-init "
-    "--rampup-batch-size --lr --min-lr --decoupled-lr --decoupled-min-lr --lr-decay-style --lr-wsd-decay-style --adam-eps "
+    "--rampup-batch-size --lr --min-lr --decoupled-lr --decoupled-min-lr --lr-decay-style "
+    "--lr-wsd-decay-style --adam-eps "
     # The vocabulary, random numbers.
     "--vocab-size --padded-vocab-size --make-vocab-size-divisible-by --attention-dropout --hidden-dropout "
     "--seed --use-cpu-initialization".split()
@@ -101,7 +102,8 @@ _COUNTING = frozenset(
 )
 _PRECISION = frozenset(
     "--bf16 --fp16 --initial-loss-scale --loss-scale --min-loss-scale --loss-scale-window "
-    "--reuse-fp32-param --grad-reduce-in-bf16 --accumulate-allreduce-grads-in-fp32 --apply-query-key-layer-scaling "
+    "--reuse-fp32-param --grad-reduce-in-bf16 --accumulate-allreduce-grads-in-fp32 "
+    "--apply-query-key-layer-scaling "
     "--fp32-residual-connection --no-query-key-layer-scaling".split()
 )
 """Flags that are of use in 16 bits alone."""
@@ -123,8 +125,7 @@ _LAYOUT = frozenset(
 )
 """Flags of the host that lay a model out, or compute the same in another order."""
 _MODEL = frozenset(
-    "--n-shared-experts --moe-model-type --moe-train-capacity-factor "
-    "--alibi-fusion-attn-type".split()
+    "--n-shared-experts --moe-model-type --moe-train-capacity-factor --alibi-fusion-attn-type".split()
 )
 """Flags of features that say which model is trained: the twin's reference has them too."""
 _LOCAL = frozenset("--moe-expert-capacity-factor --moe-train-capacity-factor".split())
@@ -218,7 +219,7 @@ def twin_of(script: Script) -> Twin:
 
 
 def _kept(option: str, local: bool) -> bool:
-    """Return whether the reference has a flag too: those of no feature, and where it needs it those of a layout."""
+    """Return whether the reference has a flag too: those of no feature, and for a layout its own."""
     owner = _owners().get(option, "")
     return owner in ("", "host standalone", "core") or (local and owner == "context-parallel")
 
@@ -257,10 +258,18 @@ def _number(given: Flags, option: str, default: int = 1) -> int:
 
 
 def _layout(given: Flags) -> Layout:
-    tensor, pipeline = _number(given, "--tensor-model-parallel-size"), _number(given, "--pipeline-model-parallel-size")
-    context, expert = _number(given, "--context-parallel-size"), _number(given, "--expert-model-parallel-size")
+    tensor, pipeline = (
+        _number(given, "--tensor-model-parallel-size"),
+        _number(given, "--pipeline-model-parallel-size"),
+    )
+    context, expert = (
+        _number(given, "--context-parallel-size"),
+        _number(given, "--expert-model-parallel-size"),
+    )
     uneven = ("--pipeline-num-transformer-layers", "--decoder-first-pipeline-num-layers")
-    divided = given.get("--context-parallel-algo") == ("hybrid_cp_algo",) or _number(given, "--cp-window-size") > 1
+    divided = (
+        given.get("--context-parallel-algo") == ("hybrid_cp_algo",) or _number(given, "--cp-window-size") > 1
+    )
     layout = Layout(
         tensor=min(tensor, 4 if "--tp-2d" in given else 2),
         pipeline=min(pipeline, 4 if any(option in given for option in uneven) else 2),
@@ -357,7 +366,9 @@ _SPECIAL: Mapping[str, Callable[[tuple[str, ...], Flags, Layout], tuple[str, ...
     "--num-layers": lambda words, given, layout: (str(_layers(given, layout)),),
     "--decoder-first-pipeline-num-layers": lambda words, given, layout: ("1",),
     "--decoder-last-pipeline-num-layers": lambda words, given, layout: ("1",),
-    "--microbatch-group-size-per-virtual-pipeline-stage": lambda words, given, layout: (str(layout.pipeline),),
+    "--microbatch-group-size-per-virtual-pipeline-stage": lambda words, given, layout: (
+        str(layout.pipeline),
+    ),
     "--moe-layer-freq": _dense_first,
     "--noop-layers": _noop,
     "--pipeline-model-parallel-layout": _pipeline_layout,
@@ -389,12 +400,16 @@ def train(twin: Twin, timeout: float = 300.0) -> Trained:
     reference = _references[key]
     commands = [twin.in_float32(), *([twin.flags] if twin.has_16_bits else [])]
     sides = _train_sides(commands, twin.world_size, reference.initial, timeout)
-    exact, _ = compare_sides(sides[0], reference, tolerance=TOLERANCE, quantities=_COMPARED, demanded=_COMPARED)
+    exact, _ = compare_sides(
+        sides[0], reference, tolerance=TOLERANCE, quantities=_COMPARED, demanded=_COMPARED
+    )
     found = Trained(exact.largest, sides[0].features)
     wrong = [each for each in exact.failures() if not matches(each.key, _ZERO_GRADIENTS)]
     found.differences += [f"float32: {difference}" for difference in wrong[:8]]
     for side in sides[1:]:
-        near, _ = compare_sides(side, reference, tolerance=NEAR, quantities=_COMPARED[:1], demanded=_COMPARED[:1])
+        near, _ = compare_sides(
+            side, reference, tolerance=NEAR, quantities=_COMPARED[:1], demanded=_COMPARED[:1]
+        )
         found.features = side.features
         found.differences += [f"16 bits: {difference}" for difference in near.failures()[:8]]
     return found
@@ -473,11 +488,17 @@ def main(arguments: Sequence[str]) -> None:
         seconds = time.monotonic() - started
         names = found[twin]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        print(f"{'BAD' if lines else 'ok ':4}{twin.world_size} ranks {seconds:6.1f} s  {names[0]}{more}", flush=True)
+        print(
+            f"{'BAD' if lines else 'ok ':4}{twin.world_size} ranks {seconds:6.1f} s  {names[0]}{more}",
+            flush=True,
+        )
         for line in lines:
             print(f"    {line}")
         if lines:
-            print(f"    {shlex.join(twin.flags)}\n    beside {twin.plain_world_size}: {shlex.join(twin.plain)}", flush=True)
+            print(
+                f"    {shlex.join(twin.flags)}\n    beside {twin.plain_world_size}: {shlex.join(twin.plain)}",
+                flush=True,
+            )
     print(f"{len(chosen)} of {len(found)} twins", flush=True)
 
 

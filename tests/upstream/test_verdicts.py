@@ -139,12 +139,16 @@ def plain_options(kind):
     """Return each option of a kind of verdict, with the first value that it is about."""
     for verdict in VERDICTS:
         for option in verdict.options:
-            if verdict.kind == kind and "*" not in option and verdict_on(option, verdict.values[:1]) is verdict:
+            if (
+                verdict.kind == kind
+                and "*" not in option
+                and verdict_on(option, verdict.values[:1]) is verdict
+            ):
                 yield option, verdict
 
 
 def judged_alike(host, kind, value):
-    """Return the verdicts of a kind on what a host does not declare, and both readings of all of them at once."""
+    """Return the verdicts of a kind on what a host does not declare, and all of them read at once."""
     flags = known(host)
     verdicts = {
         option: verdict

@@ -382,5 +382,7 @@ def test_lists_of_layers_name_positions_or_layers(pattern, kept):
 
 
 def test_a_frequency_beside_empty_positions_says_what_it_counts():
-    made = plan(*PP2, "--num-experts", "2", "--moe-layer-freq", "2", "--num-layers", "6", "--noop-layers", "0,5")
+    made = plan(
+        *PP2, "--num-experts", "2", "--moe-layer-freq", "2", "--num-layers", "6", "--noop-layers", "0,5"
+    )
     assert any("counts the layers that are there" in note.text for note in made.notes)

@@ -29,8 +29,8 @@ def refuse_older_format(directory: Path) -> None:
     """
     if is_older_format(directory):
         raise CheckpointError(
-            f"--load {directory.parent}: {directory.name} is in Megatron-LM's older format `torch`, a pickle for "
-            "each rank, which is not read here; convert it with Megatron-LM's script of that run and "
+            f"--load {directory.parent}: {directory.name} is in Megatron-LM's older format `torch`, a pickle "
+            "for each rank, which is not read here; convert it with Megatron-LM's script of that run and "
             "--ckpt-convert-format torch_dist --ckpt-convert-save FOLDER, then --load FOLDER/torch_dist "
             "--verify-checkpoint off"
         )

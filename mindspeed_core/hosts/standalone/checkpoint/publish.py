@@ -23,13 +23,13 @@ from typing import Any
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import manifest_fields
 from mindspeed_core.hosts.standalone.checkpoint.fields import Fields
+from mindspeed_core.hosts.standalone.checkpoint.older_formats import refuse_older_format, refuse_without_step
 from mindspeed_core.hosts.standalone.checkpoint.opened_files import (
     inside,
     parse_json,
     read_inside,
     shown_path,
 )
-from mindspeed_core.hosts.standalone.checkpoint.older_formats import refuse_older_format, refuse_without_step
 from mindspeed_core.hosts.standalone.checkpoint.os_errors import explain
 from mindspeed_core.hosts.standalone.checkpoint.processes import host_name, start_of
 from mindspeed_core.megatron.tracker import TRACKER

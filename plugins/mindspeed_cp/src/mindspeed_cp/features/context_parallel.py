@@ -103,8 +103,8 @@ class ContextParallel(Feature):
         if not getattr(args, "hierarchical_context_parallel_sizes", None):
             return ()
         return (
-            "--hierarchical-context-parallel-sizes are groups of TransformerEngine's attention; the result is "
-            "the same, and --ulysses-degree-in-cp makes groups of two levels",
+            "--hierarchical-context-parallel-sizes are groups of TransformerEngine's attention; the result "
+            "is the same, and --ulysses-degree-in-cp makes groups of two levels",
         )
 
     @hookimpl(wrapper=True)
