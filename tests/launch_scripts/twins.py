@@ -2,7 +2,7 @@
 
 One rule makes every twin. Parallel dimensions shrink to two (four where a flag divides one again), layers to
 one for each part of a pipeline, widths to a few numbers; files, the length of the run and its learning rates
-are those of proofs (`mindspeed_core.testing.model_flags`), and dropout is off, whose masks depend on the layout.
+are those of proofs (`mindspeed_core.testing.model_flags`), and dropout is off, whose masks depend on layouts.
 All other flags stay as they are.
 
 A twin is compared with one process that trains the same model in float32 without any feature. In float32 its
