@@ -17,7 +17,7 @@ _SAME_NUMBERS = frozenset(
     "sharding_size sub_modules_to_wrap recompute_modules use_reentrant num_to_forward_prefetch "
     "num_to_backward_prefetch pin_memory".split()
 )
-_NOTHING = (None, False, [], "")
+_NOTHING: tuple[object, ...] = (None, False, [], "")
 
 
 def fsdp2_file(given: Given, line: Line) -> Outcome:

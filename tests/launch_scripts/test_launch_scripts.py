@@ -18,7 +18,7 @@ REASONS = re.compile(
     "indexer|Mamba|gated delta net|'gated_delta_net'|hyper-connections|errors are not injected|"
     "grow by equal steps|validation has the batch size|gives every depth|--use-torch-fsdp2|sqrtsoftplus|"
     "constants of yarn|which this host does not have|attention has biases|"
-    "router of MindSpeed-LLM|deepseek4|MagistralTokenizer|sparse attention"
+    "router of MindSpeed-LLM|deepseek4|MagistralTokenizer|sparse attention|that nothing hides"
 )
 
 
