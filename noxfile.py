@@ -158,7 +158,7 @@ def npu_mutations(session: nox.Session) -> None:
 
 @nox.session
 def scripts(session: nox.Session) -> None:
-    """Launch scripts of other projects: each checked, and one rank of it planned at its full size."""
+    """Launch scripts of other projects: each checked, planned at full size, trained as a tiny twin."""
     install_for_tests(session)
     session.run("python", "tests/launch_scripts/checked_lines.py", env=THREADS)
     session.run("pytest", *PATIENT, "-m", "", "tests/launch_scripts", *session.posargs, env=THREADS)

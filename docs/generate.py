@@ -388,10 +388,18 @@ def launch_scripts_page(registry: Registry) -> str:
         "",
     ]
     rows = (
-        (each["title"], len(each["accepted"]) + len(each["refused"]), each["before"], len(each["accepted"]))
+        (
+            each["title"],
+            number,
+            each["before"],
+            len(each["accepted"]),
+            number - len(each["refused_in_scripts"]),
+        )
         for each in sources.values()
+        for number in [len(each["accepted"]) + len(each["refused"])]
     )
-    lines += table(("scripts", "number", "accepted before flags had verdicts", "accepted"), rows)
+    heads = "scripts, number, accepted before flags had verdicts, accepted, inside of Megatron-LM's scripts"
+    lines += table(tuple(heads.split(", ")), rows)
     for each in sources.values():
         lines += ["", f"## {each['title']}", ""]
         if each["accepted"]:
@@ -399,6 +407,9 @@ def launch_scripts_page(registry: Registry) -> str:
         if each["refused"]:
             refused = ((code(name), reason) for name, reason in each["refused"].items())
             lines += ["", *table(("refused", "over"), refused)]
+        if each["refused_in_scripts"] and each["refused_in_scripts"] != each["refused"]:
+            refused = ((code(name), reason) for name, reason in each["refused_in_scripts"].items())
+            lines += ["", *table(("refused inside of Megatron-LM's scripts", "over"), refused)]
     return "\n".join(lines)
 
 

@@ -70,7 +70,7 @@ ANNOUNCED_FLAGS = {
         --optimizer-selection --ema-decay --quant-states --quant-grads --muon-momentum --muon-no-split-qkv
         --muon-nesterov --muon-scale-mode --muon-fp32-matmul-prec --muon-coefficient-type
         --muon-num-ns-steps --muon-tp-mode --muon-extra-scale-factor --muon-scalar-optimizer --zero-stage
-        --layerzero --layerzero-config --fsdp2-config-path --param-and-grad-buffer-pad
+        --layerzero --layerzero-config --param-and-grad-buffer-pad
         --reset-bucket-group-order""",
     "mindspeed-profile": """
         --profile-level --profile-with-cpu --profile-with-stack --profile-with-memory --profile-record-shapes

@@ -50,6 +50,8 @@ _OF_NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     "linear_attention_freq": lambda index, every: (index + 1) % every != 0,
 }
 """By field, whether a layer counted from 0 is chosen by a number: megatron-core's rules."""
+PATTERNS = tuple(_OF_NUMBERS)
+"""The fields that choose layers by a number, or by a list with an entry for each."""
 
 
 def spelled_out(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
 from mindspeed_core.megatron.unwrap import unwrap
@@ -54,7 +55,9 @@ def settle_marks(session: Session, model: Iterable[Any], config: TransformerConf
 
 def _described(module: Any) -> Iterator[Any]:
     """Yield the description of every parameter that a module has."""
-    waiting: list[Any] = [module.sharded_state_dict()]
+    # Predictions of further tokens on a stage of their own ask for the group, and have no default of it.
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    waiting: list[Any] = [module.sharded_state_dict(metadata={"dp_cp_group": group})]
     while waiting:
         value = waiting.pop()
         if isinstance(value, (ShardedTensor, ShardedTensorFactory)):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mindspeed_core.errors import UserError
 from mindspeed_core.flags.flag_set import FlagSet
 from mindspeed_core.megatron.config_flags import EXCLUDED, dest_of
 from mindspeed_core.megatron.megatron_lm_flags import megatron_lm_flags
+from mindspeed_core.upstream.yaml_file import read_mapping
 
 
 def flags_of_file(path: Path, known: FlagSet) -> list[str]:
@@ -24,18 +23,7 @@ def flags_of_file(path: Path, known: FlagSet) -> list[str]:
     Raises:
         UserError: the file cannot be read, or is no mapping.
     """
-    try:
-        yaml: Any = import_module("yaml")
-    except ImportError:
-        raise UserError(f"{path}: reading it needs the package pyyaml; pip install pyyaml") from None
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: is no YAML ({' '.join(str(error).split())[:200]})") from None
-    if not isinstance(content, Mapping):
-        raise UserError(f"{path}: has no arguments; it holds a {type(content).__name__}")
+    content = read_mapping(path)
     return [word for name, value in _entries(content) for word in _typed(name, value, known)]
 
 

@@ -257,7 +257,10 @@ def _paste(parts: list[Any], vocabulary: int) -> CanonicalState:
     errors: dict[str, float] = {}
     for key, region, tensor in copies:
         first = tensors[key][region]
-        error = float((tensor - first).abs().max() / (first.abs().max() + 1e-12)) if tensor.numel() else 0.0
+        error = 0.0
+        if tensor.numel():
+            # In doubles: the smallest float16 is larger than what keeps zeros from being divided by zero.
+            error = float((tensor - first).abs().max()) / (float(first.abs().max()) + 1e-12)
         # A NaN in a copy must not read as agreement.
         errors[key] = max(errors.get(key, 0.0), error if error == error else float("inf"))
     if vocabulary:

@@ -150,6 +150,21 @@ NOTED_FLAGS: tuple[Verdict, ...] = (
     ),
     *noted(
         MINDSPEED_LLM,
+        {"megatron-core's default of latent attention": "--beta-fast"},
+        values=("32", "32.0"),
+    ),
+    *noted(
+        MINDSPEED_LLM,
+        {"megatron-core's default of latent attention": "--beta-slow"},
+        values=("1", "1.0"),
+    ),
+    *noted(
+        MINDSPEED_LLM,
+        {"megatron-core's default of latent attention": "--original-max-position-embeddings"},
+        values=("4096",),
+    ),
+    *noted(
+        MINDSPEED_LLM,
         {
             "latent attention is computed by megatron-core's layers, with the same result; it may take "
             "other time and memory": (

@@ -51,8 +51,7 @@ def read(
         if isinstance(outcome, Translated):
             lacking = [token for token in outcome.tokens if token.startswith("--") and not knows(token)]
             if lacking:
-                reason = f"it is read as {lacking[0]}, which this host does not have"
-                outcome = Refused(reason, "leave it out, or use mindspeed-train")
+                outcome = _without_counterpart(outcome, lacking[0])
         outcomes.append((one, outcome))
         if isinstance(outcome, Translated):
             without |= {*outcome.without}
@@ -77,6 +76,16 @@ def read(
                 found.problems += _contradictions(new, one, line, made, without)
                 found.given.append(new)
     return found
+
+
+def _without_counterpart(outcome: Translated, lacking: str) -> Outcome:
+    """Judge a translation to a flag that the host does not have: nothing is lost where it is noted."""
+    new = flags_of(outcome.tokens)
+    verdict = verdict_on(lacking, new[0].words) if len(new) == 1 else None
+    if verdict is not None and verdict.kind == NOTED:
+        return ChangesNothing(verdict.reason)
+    reason = f"it is read as {lacking}, which this host does not have"
+    return Refused(reason, "leave it out, or use mindspeed-train")
 
 
 def _judge(one: Given, line: Line, accepts: Callable[[str, Sequence[str]], bool]) -> Outcome | None:

@@ -194,7 +194,7 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 "--use-ema --ema-decay",
             ),
             "sharded parameters of this kind belong to the package mindspeed-optim, which is not published "
-            "yet": ("use --use-torch-fsdp2", "--enable-zero3 --layerzero* --fsdp2-config-path"),
+            "yet": ("use --use-torch-fsdp2", "--enable-zero3 --layerzero*"),
             "attention has biases without --disable-bias-linear, or in query, key and value alone with "
             "--add-qkv-bias": ("use one of these", "--add-dense-bias"),
         },

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from mindspeed_core.upstream.fsdp2_file import fsdp2_file
 from mindspeed_core.upstream.given import (
     ChangesNothing,
     Given,
@@ -154,7 +155,7 @@ def rope_scaling(given: Given, line: Line) -> Outcome:
     """``--rope-scaling-type``: yarn is of latent attention, llama3 has a flag of its own."""
     word = given.words[0] if len(given.words) == 1 else ""
     if word == "yarn":
-        if not line.has("--multi-latent-attention", "--multi-head-latent-attention"):
+        if not line.has(*_LATENT):
             return Refused(
                 "yarn scales the positions of latent attention alone here",
                 "add --multi-latent-attention, or leave it out",
@@ -219,11 +220,11 @@ def kernel_layout(given: Given, line: Line) -> Outcome | None:
 
 
 def checkpoint_format(given: Given, line: Line) -> Outcome | None:
-    """``--ckpt-format torch``: the older format, one file for each rank; written as torch_dist."""
-    if given.words == ("torch",):
+    """``--ckpt-format torch`` and ``torch_dcp``: formats of Megatron-LM's; written as torch_dist."""
+    if given.words in (("torch",), ("torch_dcp",)):
         return Translated(
             ("--ckpt-format", "torch_dist"),
-            "checkpoints are written in megatron-core's format; a folder of --load is read if it is too",
+            "checkpoints are written in megatron-core's format; a folder of --load in another one is refused",
         )
     if given.words == ("fsdp_dtensor",) and line.has("--use-megatron-fsdp", "--use-custom-fsdp"):
         return Translated(
@@ -258,10 +259,31 @@ def softmax_type(given: Given, line: Line) -> Outcome:
 def specification(given: Given, line: Line) -> Outcome | None:
     """``--spec mindspeed_llm…``: layers that MindSpeed-LLM describes in code."""
     word = given.words[0] if given.words else ""
-    if word.startswith("mindspeed_llm."):
-        name = word.rpartition(".")[2]
-        return Refused(f"the layers of {name} belong to {_MODELS}", "leave it out for megatron-core's layers")
-    return None
+    if not word.startswith("mindspeed_llm."):
+        return None
+    name = word.rpartition(".")[2]
+    if given.words[1:] == ("layer_spec",):
+        if name == "qwen3_spec" and not line.has(*_LATENT):
+            return ChangesNothing("megatron-core's own layers are these, norms of queries and keys included")
+        if name == "deepseek_spec" and _same_latent_attention(line):
+            return ChangesNothing(
+                "megatron-core's latent attention computes the same; weights there have other names"
+            )
+    return Refused(f"the layers of {name} belong to {_MODELS}", "leave it out for megatron-core's layers")
+
+
+_LATENT = ("--multi-latent-attention", "--multi-head-latent-attention")
+
+
+def _same_latent_attention(line: Line) -> bool:
+    """Return whether positions and scores are scaled as in megatron-core.
+
+    Without yarn MindSpeed-LLM rotates other pairs of channels, and with two constants it scales scores by
+    the second one.
+    """
+    scales = [line.number(f"--rope-scaling-{name}", 0.0) for name in ("mscale", "mscale-all-dim")]
+    yarn = line.value("--rope-scaling-type") == "yarn"
+    return line.has(*_LATENT) and yarn and scales[0] == scales[1] != 0
 
 
 @dataclass(frozen=True)
@@ -344,9 +366,12 @@ TRANSLATIONS: Mapping[str, Entry] = {
     ),
     "--tokenizer-name-or-path": Entry(MINDSPEED, tokenizer_path, "`--tokenizer-model`"),
     "--shape-order": Entry(MINDSPEED_LLM, kernel_layout, "BNSD as the default", NO_CHOICE),
+    "--fsdp2-config-path": Entry(
+        MINDSPEED, fsdp2_file, "what the file says: `--torch-fsdp2-no-reshard-after-forward`, or nothing"
+    ),
     "--use-custom-fsdp": Entry(MINDSPEED, custom_fsdp, "`--use-megatron-fsdp`"),
     "--no-position-embedding": Entry(MEGATRON_LM, position_embedding, "`--position-embedding-type none`"),
-    "--ckpt-format": Entry(MEGATRON_LM, checkpoint_format, "torch as torch_dist", NO_CHOICE),
+    "--ckpt-format": Entry(MEGATRON_LM, checkpoint_format, "torch and torch_dcp as torch_dist", NO_CHOICE),
     "--attention-backend": Entry(MEGATRON_LM, attention_backend, "flash as `--use-flash-attn`", ALWAYS),
     "--spec": Entry(MINDSPEED_LLM, specification, "names of MindSpeed-LLM's specifications"),
 }

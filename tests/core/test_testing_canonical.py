@@ -141,3 +141,11 @@ def test_copies_that_drifted_apart_show():
     state = _paste([[part((0,), torch.ones(4))], [part((2,), torch.tensor([1.0, 1.5]), main=False)]], 0)
     assert state.drifted() == {"w": pytest.approx(0.5)}
     assert state.drifted(0.6) == {}
+
+
+def test_zeros_of_sixteen_bits_are_equal_on_all_ranks():
+    from mindspeed_core.testing.canonical import _paste
+
+    zeros = torch.zeros(4, dtype=torch.float16)
+    state = _paste([[part((0,), zeros)], [part((0,), zeros, main=False)]], 0)
+    assert state.drifted() == {}

@@ -177,3 +177,45 @@ def test_a_full_disk_is_said_with_a_way_out():
     assert "no space left" in text
     assert "/data/x" in text
     assert "--keep-last-n" in text
+
+
+def older(save_dir, name, rank="mp_rank_00"):
+    (save_dir / name / rank).mkdir(parents=True)
+    (save_dir / name / rank / "model_optim_rng.pt").write_bytes(b"a pickle")
+
+
+@pytest.mark.parametrize("unpublished", [False, True])
+@pytest.mark.parametrize("step", [None, 2])
+@pytest.mark.parametrize("rank", ["mp_rank_00", "mp_rank_00_001_000"])
+def test_a_checkpoint_with_a_pickle_for_each_rank_is_refused(tmp_path, unpublished, step, rank):
+    older(tmp_path, "iter_0000002", rank)
+    (tmp_path / publish.TRACKER).write_text("2")
+    with pytest.raises(CheckpointError, match=r"older format `torch`.*--ckpt-convert-format torch_dist"):
+        publish.find(tmp_path, step, accept_unpublished=unpublished)
+
+
+def test_an_older_step_is_not_loaded_in_place_of_one_that_cannot_be_read(tmp_path):
+    write(tmp_path, 1)
+    older(tmp_path, "iter_0000002")
+    (tmp_path / publish.TRACKER).write_text("2")
+    with pytest.raises(CheckpointError, match="iter_0000002 is in Megatron-LM's older format"):
+        publish.find(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pickles", "says"), [(True, "release is in .* older format"), (False, "rename that")]
+)
+def test_weights_without_a_step_do_not_start_from_scratch(tmp_path, pickles, says):
+    if pickles:
+        older(tmp_path, "release")
+    else:
+        (tmp_path / "release").mkdir()
+    (tmp_path / publish.TRACKER).write_text("release")
+    with pytest.raises(CheckpointError, match=says):
+        publish.find(tmp_path)
+
+
+def test_a_tracker_without_any_checkpoint_does_not_start_from_scratch(tmp_path):
+    (tmp_path / publish.TRACKER).write_text("latest")
+    with pytest.raises(CheckpointError, match="no checkpoint is there"):
+        publish.find(tmp_path)

@@ -133,3 +133,10 @@ def test_saved_activations_can_be_divided_over_tensor_parallel_ranks(equivalence
     recompute = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split()
     flags = (*TP2, "--distribute-saved-activations", *recompute)
     equivalence(flags, (), world_size=2, baseline_world_size=1)
+
+
+def test_predictions_on_a_stage_of_their_own_start_beside_tensor_parallelism(equivalence):
+    predictions = ("--mtp-num-layers", "1", *LLAMA)
+    equivalence(
+        (*predictions, *TP2, *PP2), predictions, world_size=4, baseline_world_size=1, steps=1, tolerance=1e-4
+    )

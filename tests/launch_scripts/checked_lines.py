@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from mindspeed_core.activation import plan_for
 from mindspeed_core.registry import Registry
-from mindspeed_core.resolver.plan import Problem
+from mindspeed_core.resolver.plan import PlanError, Problem
 from mindspeed_core.validation import check
 
 LINES = Path(__file__).with_name("lines")
@@ -75,21 +78,34 @@ class Script:
 def scripts(source: str) -> tuple[Script, ...]:
     """Return the scripts of a source."""
     table = json.loads((LINES / f"{source}.json").read_text(encoding="utf-8"))
-    return tuple(Script(source, name, tuple(shlex.split(line))) for name, line in table.items())
+    # Megatron-LM's tests write lists of names in brackets, which their program takes away.
+    lines = {name: re.sub(r"\[([a-z_ ]+)\]", r"\1", line) for name, line in table.items()}
+    return tuple(Script(source, name, tuple(shlex.split(line))) for name, line in lines.items())
 
 
 def without_files(words: Sequence[str]) -> Iterator[str]:
     """Yield the words of a command line without its files, and with made-up data instead."""
     vocabulary = "--vocab-size" in words
-    kept = True
-    for word in words:
+    kept, before = True, ""
+    for word in with_options_file(words):
         if word.startswith("--"):
             kept = word.partition("=")[0] not in _FILES
         if kept:
-            yield word
+            # The made-up tokenizer has an id more than it is given.
+            yield str(int(word) - 1) if before == "--vocab-size" else word
+        before = word
     yield from ("--mock-data", "--tokenizer-type", "NullTokenizer")
     if not vocabulary:
         yield from ("--vocab-size", "32000")
+
+
+def with_options_file(words: Sequence[str]) -> list[str]:
+    """Return the words with a made-up file of options in the place of one that nobody has."""
+    found = list(words)
+    for place, word in enumerate(words):
+        if word == "--fsdp2-config-path":
+            found[place + 1] = str(LINES.with_name("fsdp2_options.yaml"))
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -102,7 +118,7 @@ def problems_of(script: Script, host: str = "standalone", platform: str = "fake"
     """Return what is wrong with a script: with its flags as they stand, and at its world without files."""
     from mindspeed_core.flags.flag_set import flag_set
 
-    said = flag_set(installed(), host).parse(script.words).problems
+    said = flag_set(installed(), host).parse(with_options_file(script.words)).problems
     if said:
         return said
     if "--use-megatron-fsdp" in script.words or "--use-custom-fsdp" in script.words:
@@ -123,6 +139,18 @@ def problems_of(script: Script, host: str = "standalone", platform: str = "fake"
     return first
 
 
+def problems_in_scripts(script: Script) -> tuple[Problem, ...]:
+    """Return what is wrong with a script's flags inside of Megatron-LM's own scripts.
+
+    The resolver says it; the rest is Megatron-LM's own to check.
+    """
+    try:
+        plan_for(with_options_file(script.words), host="megatron-lm", platform="cpu", registry=installed())
+    except PlanError as error:
+        return error.problems
+    return ()
+
+
 def world_of(script: Script, platform: str = "fake") -> int:
     """Return the first of the worlds of an accepted script for which its batch comes out even."""
     for size in script.world_sizes():
@@ -137,33 +165,57 @@ def all_problems() -> dict[str, dict[str, tuple[Problem, ...]]]:
     return {source: {script.name: problems_of(script) for script in scripts(source)} for source in SOURCES}
 
 
-def record(found: Mapping[str, Mapping[str, Sequence[Problem]]]) -> dict[str, object]:
+def all_problems_in_scripts() -> dict[str, dict[str, tuple[Problem, ...]]]:
+    """Return what is wrong with every script in Megatron-LM's own scripts, by source and name."""
+    return {
+        source: {script.name: problems_in_scripts(script) for script in scripts(source)} for source in SOURCES
+    }
+
+
+def kept() -> dict[str, Any]:
+    """Return the record behind the documentation, see `record`."""
+    found: dict[str, Any] = json.loads(LINES.with_name("accepted.json").read_text(encoding="utf-8"))
+    return found
+
+
+Found = Mapping[str, Mapping[str, Sequence[Problem]]]
+"""Problems by source and name of the script."""
+
+
+def record(found: Found, in_scripts: Found) -> dict[str, object]:
     """Return what the documentation shows: the accepted scripts, and why the others are refused."""
     return {
         source: {
             "title": SOURCES[source],
             "before": BEFORE[source],
             "accepted": sorted(name for name, problems in by_name.items() if not problems),
-            "refused": {
-                name: f"`{problems[0].flag}`: {problems[0].reason}"
-                for name, problems in sorted(by_name.items())
-                if problems
-            },
+            "refused": _first_reasons(by_name),
+            "refused_in_scripts": _first_reasons(in_scripts[source]),
         }
         for source, by_name in found.items()
     }
 
 
+def _first_reasons(by_name: Mapping[str, Sequence[Problem]]) -> dict[str, str]:
+    return {
+        name: f"`{problems[0].flag}`: {problems[0].reason}"
+        for name, problems in sorted(by_name.items())
+        if problems
+    }
+
+
 def main(arguments: Sequence[str]) -> None:
     """Print the table of accepted scripts; with ``--write`` keep it, with sources tell their problems."""
-    found = all_problems()
+    found, in_scripts = all_problems(), all_problems_in_scripts()
     if "--write" in arguments:
-        text = json.dumps(record(found), indent=1) + "\n"
+        text = json.dumps(record(found, in_scripts), indent=1) + "\n"
         LINES.with_name("accepted.json").write_text(text, encoding="utf-8")
-    print(f"{'':44} scripts  before  now")
+    print(f"{'':44} scripts  before  now  inside of Megatron-LM's scripts")
     for source, by_name in found.items():
-        accepted = sum(not problems for problems in by_name.values())
-        print(f"{SOURCES[source]:44} {len(by_name):7}  {BEFORE[source]:6}  {accepted:3}")
+        accepted, there = (
+            sum(not problems for problems in each.values()) for each in (by_name, in_scripts[source])
+        )
+        print(f"{SOURCES[source]:44} {len(by_name):7}  {BEFORE[source]:6}  {accepted:3}  {there:3}")
     for source in arguments:
         for name, problems in found.get(source, {}).items():
             for problem in problems:

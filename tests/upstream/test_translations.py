@@ -10,6 +10,8 @@ from mindspeed_core.registry import Registry
 
 EXPERTS = "--num-layers 4 --num-experts 4"
 MLA = "--multi-latent-attention"
+YARN = "--rope-scaling-type yarn"
+SPECS = "mindspeed_llm.tasks.models.spec"
 
 
 @lru_cache
@@ -82,6 +84,7 @@ def parse(text, host="standalone"):
         ("--no-position-embedding", {"position_embedding_type": "none"}),
         ("--no-position-embedding --position-embedding-type rope", {"position_embedding_type": "rope"}),
         ("--ckpt-format torch", {"ckpt_format": "torch_dist"}),
+        ("--ckpt-format torch_dcp", {"ckpt_format": "torch_dist"}),
         ("--use-flash-attn --shape-order BNSD", {"shape_order": "SBH"}),
         ("--attention-backend flash", {"use_flash_attn": True}),
         ("--attention-backend unfused", {"use_flash_attn": False}),
@@ -123,7 +126,15 @@ def test_a_spelling_gives_the_configuration_that_it_means(flags, expected):
             "--moe-router-load-balancing-type",
             "MindSpeed-LLM",
         ),
-        ("--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec", "--spec", "layers of qwen3_spec"),
+        (f"--spec {SPECS}.gemma2_spec layer_spec", "--spec", "layers of gemma2_spec"),
+        (f"--spec {SPECS}.qwen3_spec other_spec", "--spec", "layers of qwen3_spec"),
+        (f"{MLA} --spec {SPECS}.deepseek_spec layer_spec", "--spec", "layers of deepseek_spec"),
+        (
+            f"{MLA} {YARN} --rope-scaling-mscale 0.7 --rope-scaling-mscale-all-dim 1 "
+            f"--spec {SPECS}.deepseek_spec layer_spec",
+            "--spec",
+            "layers of deepseek_spec",
+        ),
         (
             f"{EXPERTS} --router-gating-in-fp32 --moe-router-dtype fp64",
             "--router-gating-in-fp32",
@@ -136,6 +147,32 @@ def test_a_spelling_that_would_change_meaning_is_refused(flags, flag, says):
     assert len(problems) == 1
     assert says in problems[0].reason
     assert problems[0].remedy
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        f"--qk-layernorm --spec {SPECS}.qwen3_spec layer_spec",
+        f"{MLA} {YARN} --rope-scaling-mscale 0.7 --rope-scaling-mscale-all-dim 0.7 "
+        f"--spec {SPECS}.deepseek_spec layer_spec",
+    ],
+)
+def test_specifications_of_megatron_cores_own_layers_are_noted(flags):
+    parsed = parse(flags)
+    assert parsed.problems == ()
+    assert any(note.flag.startswith("--spec") and not note.read_as for note in parsed.flag_notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        ("--beta-fast 32 --rope-scaling-beta-slow 1", 0),
+        ("--rope-scaling-original-max-position-embeddings 4096", 0),
+        ("--beta-fast 16 --rope-scaling-beta-slow 2", 2),
+    ],
+)
+def test_constants_that_a_script_cannot_take_are_noted_where_they_are_the_default(flags, refused):
+    assert len(parse(flags, "megatron-lm").problems) == refused
 
 
 def test_the_note_says_what_is_read_and_what_leaves():
@@ -168,3 +205,53 @@ def test_a_package_that_declares_a_spelling_reads_it_itself():
     parsed = flag_set(registry, "standalone").parse(shlex.split(f"{EXPERTS} --first-k-dense-replace 1"))
     assert parsed.flag_notes == ()
     assert parsed.args.first_k_dense_replace == 1
+
+
+FSDP2 = "--use-torch-fsdp2 --bf16 --fsdp2-config-path"
+
+
+def options_file(tmp_path, text):
+    path = tmp_path / "fsdp2.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_options_of_fsdp2_that_change_no_number_are_noted(tmp_path):
+    text = "sharding_size: auto\nparam_dtype: bf16\nreduce_dtype: bf16\nrecompute_modules: [layers]\n"
+    parsed = parse(f"{FSDP2} {options_file(tmp_path, text)}")
+    assert parsed.problems == ()
+    assert parsed.args.torch_fsdp2_reshard_after_forward is True
+    (note,) = parsed.flag_notes
+    assert "--recompute-granularity full" in note.reason
+
+
+@pytest.mark.parametrize("host", ["standalone", "megatron-lm"])
+def test_a_file_of_fsdp2_that_keeps_parameters_says_so_by_a_flag(tmp_path, host):
+    parsed = parse(f"{FSDP2} {options_file(tmp_path, 'reshard_after_forward: false')}", host)
+    assert parsed.problems == ()
+    assert parsed.args.torch_fsdp2_reshard_after_forward is False
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("reduce_dtype: fp32", "reduce_dtype: 'fp32' differs from bf16"),
+        ("ignored_modules: [image_encoder]", "out of sharding and of gradient reduction"),
+        ("offload_to_cpu: true", "on the host"),
+        ("reshard_after_forward: 4", "is a number of ranks"),
+        ("no_such_option: 1", "no option that is known"),
+        ("- a list", "holds a list"),
+        ("a: [", "is no YAML"),
+        ("!!python/object/apply:os.getcwd []", "is no YAML"),
+    ],
+)
+def test_what_a_file_of_fsdp2_would_change_is_refused(tmp_path, text, says):
+    (problem,) = parse(f"{FSDP2} {options_file(tmp_path, text)}").problems
+    assert problem.flag == "--fsdp2-config-path"
+    assert says in problem.reason
+    assert problem.remedy
+
+
+def test_a_file_of_fsdp2_that_is_not_there_is_named(tmp_path):
+    (problem,) = parse(f"{FSDP2} {tmp_path / 'none.yaml'}").problems
+    assert "none.yaml: cannot be read (No such file" in problem.reason

@@ -11,7 +11,8 @@ from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.upstream.notes import lines
-from mindspeed_core.upstream.table import VERDICTS
+from mindspeed_core.upstream.table import VERDICTS, verdict_on
+from mindspeed_core.upstream.translations import TRANSLATIONS
 from mindspeed_core.upstream.verdicts import NOTED, REFUSED
 
 MODEL = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1"
@@ -129,6 +130,58 @@ def test_a_value_that_is_the_case_is_noted_where_others_are_refused():
     assert parse("--outer-dp-sharding-strategy no_shard").problems == ()
     assert parse("--error-injection-type transient_error --error-injection-rate 100").problems == ()
     assert parse("--error-injection-type persistent_error").problems != ()
+
+
+HOSTS = ("standalone", "megatron-lm", "library")
+
+
+def plain_options(kind):
+    """Return each option of a kind of verdict, with the first value that it is about."""
+    for verdict in VERDICTS:
+        for option in verdict.options:
+            if (
+                verdict.kind == kind
+                and "*" not in option
+                and verdict_on(option, verdict.values[:1]) is verdict
+            ):
+                yield option, verdict
+
+
+def judged_alike(host, kind, value):
+    """Return the verdicts of a kind on what a host does not declare, and all of them read at once."""
+    flags = known(host)
+    verdicts = {
+        option: verdict
+        for option, verdict in plain_options(kind)
+        if option not in flags and option not in TRANSLATIONS
+    }
+    words = [
+        word
+        for option, verdict in verdicts.items()
+        for word in (option, *(verdict.values[:1] or ([value] if kind == REFUSED else [])))
+    ]
+    mapping = {
+        option.removeprefix("--").replace("-", "_"): verdict.values[0] if verdict.values else value
+        for option, verdict in verdicts.items()
+    }
+    return verdicts, (flags.parse(words), flags.parse_mapping(mapping))
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_each_note_holds_in_each_host_for_lines_and_dictionaries(host):
+    verdicts, readings = judged_alike(host, NOTED, True)
+    for parsed in readings:
+        assert parsed.problems == ()
+        found = {note.flag.partition(" ")[0]: note.reason for note in parsed.flag_notes}
+        assert found == {option: verdict.reason for option, verdict in verdicts.items()}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_each_refusal_holds_in_each_host_for_lines_and_dictionaries(host):
+    verdicts, readings = judged_alike(host, REFUSED, "7")
+    for parsed in readings:
+        found = {problem.flag: problem.remedy for problem in parsed.problems}
+        assert found == {option: verdict.remedy for option, verdict in verdicts.items()}
 
 
 def test_every_verdict_has_a_reason_and_every_refusal_a_way_out():

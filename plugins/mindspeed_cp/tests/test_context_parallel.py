@@ -139,12 +139,18 @@ def test_a_ring_with_an_even_number_of_ranks_gets_a_second_group(size, inner, pa
     [
         (("--sft",), "--sft packs samples"),
         (("--hybrid-context-parallel",), "--hybrid-context-parallel packs samples"),
-        (("--hierarchical-context-parallel-sizes", "1", "2"), "use --ulysses-degree-in-cp"),
     ],
 )
 def test_what_other_implementations_of_a_script_need_is_refused(flags, message):
     with pytest.raises(PlanError, match=message):
         plan_for(["--context-parallel-size", "2", *flags], host="megatron-lm", platform="cpu")
+
+
+def test_groups_of_two_levels_of_another_implementation_are_noted():
+    flags = ["--context-parallel-size", "2", "--hierarchical-context-parallel-sizes", "1", "2"]
+    split, _ = plan_for(flags, host="megatron-lm", platform="cpu")
+    assert "context-parallel" in split
+    assert any("--ulysses-degree-in-cp" in note.text for note in split.notes)
 
 
 def test_masks_of_the_data_loader_are_off_where_they_are_the_default():

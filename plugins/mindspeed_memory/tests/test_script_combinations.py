@@ -93,10 +93,37 @@ def test_a_count_beside_uniform_recomputation_is_refused():
 def test_pipelined_experts_keep_their_activations_and_say_so():
     experts = (
         "--num-experts 4 --expert-model-parallel-size 2 --use-pipe-experts "
-        "--moe-token-dispatcher-type alltoall --recompute-activation-function"
+        "--moe-token-dispatcher-type alltoall --moe-layer-freq [0,1,0,1] --recompute-activation-function"
     )
     plan, _ = planned(experts)
     assert any("leaves experts alone" in note.text for note in plan.notes)
+
+
+CHUNKS = "--pipeline-model-parallel-size 2 --num-layers 8 --num-layers-per-virtual-pipeline-stage 2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "idle"),
+    [
+        (f"{SWAP} --recompute-num-layers 4", True),
+        (f"{SWAP} --recompute-num-layers 3", False),
+        (f"{SWAP} --recompute-num-layers 2 {CHUNKS}", True),
+        (f"{SWAP} --recompute-num-layers 1 {CHUNKS}", False),
+        (f"{SWAP} --recompute-num-layers 3 {CHUNKS} {PER_RANK}", False),
+        (f"{SWAP} --recompute-num-layers 4 {CHUNKS} {PER_RANK}", True),
+    ],
+)
+def test_recomputed_activations_stand_down_where_swapped_attention_leaves_no_layer(flags, idle):
+    plan, _ = planned(f"{flags} --recompute-activation-function")
+    assert ("recompute-activation" in plan.names) is not idle
+
+
+def test_recomputed_activations_stand_down_where_every_layer_has_pipelined_experts():
+    experts = "--num-experts 4 --expert-model-parallel-size 2 --use-pipe-experts"
+    plan, _ = planned(f"{experts} --moe-token-dispatcher-type alltoall --recompute-activation-function")
+    (held,) = plan.held_back
+    assert held.name == "recompute-activation"
+    assert "no layer is without" in held.reason
 
 
 @pytest.mark.thorough

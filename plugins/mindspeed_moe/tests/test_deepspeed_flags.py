@@ -148,3 +148,8 @@ def test_random_selection_is_on_unless_it_is_switched_off():
 def test_a_pipeline_of_one_item_is_none():
     assert options(*MODEL, *EP2, *DEEPSPEED, *PIPE).slices == 1
     assert options(*MODEL, *EP2, *DEEPSPEED, *PIPE, "--num-experts", "2").slices is None
+
+
+def test_whole_experts_that_are_kept_apart_train_as_without(equivalence):
+    layout = (*MODEL, *EP2, *DEEPSPEED)
+    equivalence((*layout, *PIPE, "--pipe-experts-multi-stream"), layout, world_size=2, steps=1)

@@ -362,3 +362,27 @@ def test_the_program_checks_a_file(tmp_path, capsys):
 def test_scenarios(feature, scenario):
     verdict = verify(feature, scenario, platform="cpu")
     assert verdict.passed, str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kept"),
+    [("[0,1,1,1]", [1, 1]), ("[0,1]", [0, 1]), ("1", 1)],
+    ids=["by position", "by layer", "every layer"],
+)
+def test_lists_of_layers_name_positions_or_layers(pattern, kept):
+    from mindspeed_core.testing.model_flags import training_flags
+    from mindspeed_core.validation import check
+
+    experts = ("--num-experts", "2", "--moe-layer-freq", pattern, "--disable-bias-linear")
+    flags = training_flags((*PP2, *experts, "--num-layers", "4", "--noop-layers", "0,3"), 2)
+    checked = check(flags, world_size=2, platform="cpu")
+    assert checked.problems == ()
+    assert checked.args.num_layers == 2
+    assert checked.args.moe_layer_freq == kept
+
+
+def test_a_frequency_beside_empty_positions_says_what_it_counts():
+    made = plan(
+        *PP2, "--num-experts", "2", "--moe-layer-freq", "2", "--num-layers", "6", "--noop-layers", "0,5"
+    )
+    assert any("counts the layers that are there" in note.text for note in made.notes)

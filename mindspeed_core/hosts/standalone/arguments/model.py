@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _MOST_LAYERS = 100_000
 _ACTIVATIONS = ("swiglu", "squared_relu", "quick_geglu")
+_RECOMPUTE_MODULES = tuple("core_attn moe_act layernorm mla_up_proj mlp moe shared_experts".split())
+"""The parts of a layer that megatron-core computes again."""
 
 
 def check_model(session: Session, args: Namespace) -> None:
@@ -278,6 +280,10 @@ def _derive_recompute(session: Session, args: Namespace) -> None:
             )
     modules = args.recompute_modules or ()
     brought = session.claims("--recompute-modules")
+    unknown = [name for name in modules if name not in _RECOMPUTE_MODULES]
+    if args.recompute_granularity == "selective" and unknown and not brought:
+        reason, known = f"has no part {unknown[0]!r} to compute again", ", ".join(_RECOMPUTE_MODULES)
+        raise argument_error(args, "--recompute-modules", reason, f"choose from {known}")
     if (
         args.recompute_granularity == "selective"
         and "mlp" in modules

@@ -23,6 +23,7 @@ from typing import Any
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import manifest_fields
 from mindspeed_core.hosts.standalone.checkpoint.fields import Fields
+from mindspeed_core.hosts.standalone.checkpoint.older_formats import refuse_older_format, refuse_without_step
 from mindspeed_core.hosts.standalone.checkpoint.opened_files import (
     inside,
     parse_json,
@@ -307,16 +308,20 @@ def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = 
             manifest = read_manifest(path)
             note = _later(load_dir, directories, named, published[-1])
             return Found(path, manifest, note=note)
-        if named in directories and accept_unpublished:
-            return Found(_within(load_dir, directories[named]), None)
+        if named in directories:
+            refuse_older_format(directories[named])
+            if accept_unpublished:
+                return Found(_within(load_dir, directories[named]), None)
         problem = (
             f"names step {named}, whose directory was never completed ({MANIFEST} is missing in it)"
             if named in directories
             else f"names step {named}, which has no directory"
         )
     elif not directories:
+        refuse_without_step(load_dir, problem)
         return None
     if not published:
+        refuse_older_format(directories[max(directories)])
         raise CheckpointError(
             f"--load {load_dir}: {TRACKER} {problem}, and no other complete checkpoint ({MANIFEST} inside) "
             "is there; if another program wrote them, --verify-checkpoint off accepts directories without one"
@@ -388,6 +393,8 @@ def _found_step(
     if step in published:
         path = _within(load_dir, directories[step])
         return Found(path, read_manifest(path))
+    if step in directories:
+        refuse_older_format(directories[step])
     if step in directories and unpublished:
         return Found(_within(load_dir, directories[step]), None)
     state = f"was never completed ({MANIFEST} is missing in it)" if step in directories else "does not exist"

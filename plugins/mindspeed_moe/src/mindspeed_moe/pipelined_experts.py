@@ -73,7 +73,8 @@ class PipelinedDispatcher(CapacityDispatcher):
         # This object may live until backward, the rows need not.
         del self._items
 
-        order = pipelined_apart if self._apart else pipelined
+        # Experts that no tensor parallelism cuts have one exchange, and nothing to keep apart.
+        order = pipelined_apart if self._apart and self.tp_size > 1 else pipelined
         return (lambda compute: order(items, compute),)
 
     def launch_combine(self, results: Any) -> None:
@@ -136,7 +137,8 @@ class PipelinedRowsDispatcher(LaunchedAllToAllDispatcher):
         items = self._items
         # This object may live until backward, the rows need not.
         del self._items
-        order = pipelined_apart if self._apart else pipelined
+        # Experts that no tensor parallelism cuts have one exchange, and nothing to keep apart.
+        order = pipelined_apart if self._apart and self.tp_size > 1 else pipelined
         return (lambda compute: order(items, compute),)
 
     def _exchanges(

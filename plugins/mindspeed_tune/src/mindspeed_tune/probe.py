@@ -371,8 +371,11 @@ def _gradients_ready(model: list[Any], skipped: list[Any]) -> None:
         if not getattr(getattr(chunk, "ddp_config", None), "overlap_grad_reduce", False):
             continue
         for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
+            # megatron-core before 0.16 keeps a set of the parameters that are ready, and no counts.
+            counts = getattr(group, "per_param_grad_ready_counts", None)
+            ready = group.params_with_grad if counts is None else counts
             for parameter in group.params:
-                if id(parameter) in left and parameter not in group.params_with_grad:
+                if id(parameter) in left and parameter not in ready:
                     group.register_grad_ready(parameter)
 
 

@@ -86,11 +86,6 @@ class ContextParallel(Feature):
             for flag in ("--sft", "--hybrid-context-parallel")
             if getattr(args, dest_of(flag), False)
         ]
-        if getattr(args, "hierarchical_context_parallel_sizes", None):
-            found.append(
-                "--hierarchical-context-parallel-sizes are the groups of another implementation; use "
-                "--ulysses-degree-in-cp"
-            )
         if not found:
             from mindspeed_cp.cut_lengths import cut_problems
 
@@ -101,6 +96,16 @@ class ContextParallel(Feature):
     def unread(cls, args: Any) -> Mapping[str, str]:
         """Return which flags have no effect with the chosen algorithm."""
         return ignored(FLAGS, args)
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Return that groups of two levels are left to another implementation, which computes the same."""
+        if not getattr(args, "hierarchical_context_parallel_sizes", None):
+            return ()
+        return (
+            "--hierarchical-context-parallel-sizes are groups of TransformerEngine's attention; the result "
+            "is the same, and --ulysses-degree-in-cp makes groups of two levels",
+        )
 
     @hookimpl(wrapper=True)
     def seed_everything(self, session: Any, args: Any) -> Generator[None, Any, Any]:

@@ -65,6 +65,11 @@ class _PartOfLayers(Feature):
         by_block = getattr(args, "recompute_granularity", None) == "full" and whole
         if by_block and getattr(args, "recompute_method", None) == "block" and whole >= _most_layers(args):
             return f"--recompute-num-layers {whole} computes every layer again as a whole, and none is left"
+        if whole and swaps_instead_of_whole(args) and whole >= _most_layers(args):
+            return (
+                f"--recompute-num-layers {whole} beside swapped attention computes the feed-forward part of "
+                "every layer again, and no layer is left"
+            )
         return ""
 
     @classmethod
@@ -126,10 +131,18 @@ class RecomputeActivation(_PartOfLayers):
     }
 
     @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return why no layer is left; pipelined experts keep their activations."""
+        found = super().idle(args)
+        if found or not _pipelines_experts(args) or _has_dense_parts(args):
+            return found
+        return "--use-pipe-experts computes experts in parts that keep their results, and no layer is without"
+
+    @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Return that a number is larger than a stage, and that pipelined experts keep their activations."""
         found = list(super().notes(args))
-        if getattr(args, "use_pipe_experts", False) and getattr(args, "num_experts", None):
+        if _pipelines_experts(args):
             found.append(
                 f"{_ACTIVATION} leaves experts alone, which --use-pipe-experts computes in parts that keep "
                 "their results"
@@ -141,6 +154,18 @@ class RecomputeActivation(_PartOfLayers):
 
         experts = "moe-pipe-experts" not in session.plan
         recompute_activations(session, chunks, self.name, experts=experts, **chosen)
+
+
+def _pipelines_experts(args: Any) -> bool:
+    return bool(getattr(args, "use_pipe_experts", False) and getattr(args, "num_experts", None))
+
+
+def _has_dense_parts(args: Any) -> bool:
+    """Return whether a layer has no experts, or shared ones beside them."""
+    every: Any = getattr(args, "moe_layer_freq", 1)
+    dense = 0 in every if isinstance(every, (list, tuple)) else every not in (None, 1)
+    shared = ("moe_shared_expert_intermediate_size", "n_shared_experts")
+    return dense or any(getattr(args, name, None) for name in shared)
 
 
 class RecomputeNorm(_PartOfLayers):
@@ -285,11 +310,14 @@ def _most_layers(args: Any) -> float:
         *("pipeline_model_parallel_layout", "pipeline_num_transformer_layers", "num_layer_list"),
         *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "noop_layers"),
         *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-        *("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"),
     )
     if any(getattr(args, dest, None) for dest in laid_out):
         return int(layers)
-    return -(-int(layers) // ranks)
+    of_a_chunk = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
+    if of_a_chunk and not per_rank(args):
+        return int(of_a_chunk)
+    chunks = 1 if per_rank(args) else getattr(args, "num_virtual_stages_per_pipeline_rank", None) or 1
+    return -(-int(layers) // (ranks * chunks))
 
 
 def swaps_instead_of_whole(args: Any) -> bool:

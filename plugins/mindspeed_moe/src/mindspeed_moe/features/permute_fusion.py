@@ -14,6 +14,15 @@ from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
 _FLAG, _MEGATRONS = "--use-fused-moe-token-permute-and-unpermute", "--moe-permute-fusion"
 
 
+def _left_to_megatron_lm(args: Any) -> bool:
+    """Return whether the layer runs in a way that only megatron-core's dispatchers know."""
+    return (
+        getattr(args, "moe_token_dispatcher_type", None) not in ("alltoall", "alltoall_seq")
+        or getattr(args, "cuda_graph_impl", "none") not in (None, "none")
+        or bool(getattr(args, "overlap_moe_expert_parallel_comm", False))
+    )
+
+
 class PermuteFusion(Feature):
     """Tokens are sorted by expert, and results brought back, by one kernel each."""
 
@@ -49,8 +58,10 @@ class PermuteFusion(Feature):
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """Return whether one of the two spellings is given."""
-        return any(getattr(args, dest_of(flag), False) for flag in (_FLAG, _MEGATRONS))
+        """Return whether it is asked for; Megatron-LM's spelling, where its own kernels do not serve it."""
+        if getattr(args, dest_of(_FLAG), False):
+            return True
+        return bool(getattr(args, dest_of(_MEGATRONS), False)) and not _left_to_megatron_lm(args)
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.megatron.layer_patterns import PATTERNS
 from mindspeed_pp.features.proofs import KEYS_PROOFS, LIST_PROOFS, NOOP_PROOFS, ROWS_PROOFS
 from mindspeed_pp.stage_map import LIST, NOOP, ROWS, layers_of_stages, layout_text, numbers
 
@@ -55,12 +56,16 @@ class _Partition(Feature):
     def validate_arguments_early(self, args: Any) -> Generator[None, Any, Any]:
         """Lay the layers out."""
         given = yield
+        self._settle(given)
         stages, given.num_layers = layers_of_stages(given)
         given.pipeline_model_parallel_layout = layout_text(
             stages, getattr(given, "mtp_num_layers", None) or 0
         )
         given.num_layers_per_virtual_pipeline_stage = given.num_virtual_stages_per_pipeline_rank = None
         return given
+
+    def _settle(self, given: Any) -> None:
+        """Settle what else counts layers, before the arguments say how many there are."""
 
 
 class NoopLayers(_Partition):
@@ -75,6 +80,24 @@ class NoopLayers(_Partition):
     )
     docs = "mindspeed_pp:docs/noop-layers.md"
     verify = NOOP_PROOFS
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Return which layers a frequency counts."""
+        return tuple(
+            f"--{name.replace('_', '-')} {every} counts the layers that are there, and MindSpeed counts "
+            f"positions; a list of {args.num_layers} says it by position"
+            for name in PATTERNS
+            if isinstance(every := getattr(args, name, None), int) and every > 1
+        )
+
+    def _settle(self, given: Any) -> None:
+        """Leave the empty positions out of lists that name every position."""
+        empty = {*numbers(NOOP, given.noop_layers)}
+        for name in PATTERNS:
+            listed = getattr(given, name, None)
+            if isinstance(listed, list) and len(listed) == given.num_layers:
+                setattr(given, name, [value for at, value in enumerate(listed) if at not in empty])
 
 
 class NoopKeys(Feature):
