@@ -33,8 +33,19 @@ _IN_GRAPHS = Conflict(
 _LOW_PRECISION = Conflict(
     flag="--fp8-format", reason="TransformerEngine's products have a state of their own; drop one of the two"
 )
-PARTS = (_NOTHING_LEFT, _IN_GRAPHS, _LOW_PRECISION)
+NOT_OFFLOADED = Conflict(
+    # Megatron-LM has this flag alone; --cpu-offloading without a number of layers moves nothing.
+    flag="--cpu-offloading-num-layers",
+    reason="TransformerEngine would move to the host what is dropped and computed again; drop one of the two",
+)
+PARTS = (_NOTHING_LEFT, _IN_GRAPHS, _LOW_PRECISION, NOT_OFFLOADED)
 """Conflicts of what computes parts of layers again."""
+INPUTS_STAY = Conflict(
+    flag="--fine-grained-activation-offloading",
+    reason="megatron-core empties inputs of modules that are kept to compute the module again; drop one of "
+    "the two, or use --recompute-norm or --recompute-activation-function",
+)
+"""Of what keeps the input of a layer or module: megatron-core releases those that it has moved by force."""
 
 
 class _PartOfLayers(Feature):
@@ -216,6 +227,14 @@ class RecomputeCounts(Feature):
         numbers = ("recompute_num_layers", dest_of(_ACTIVATION_LAYERS), dest_of(_NORM_LAYERS))
         given = any(getattr(args, name, None) for name in numbers)
         return "" if given else "no number of layers is given that it could count"
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse whole layers whose inputs are emptied."""
+        moved = getattr(args, "fine_grained_activation_offloading", False)
+        if moved and getattr(args, "recompute_granularity", None) == "full":
+            return (f"--recompute-granularity full with {INPUTS_STAY.flag}: {INPUTS_STAY.reason}",)
+        return ()
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
