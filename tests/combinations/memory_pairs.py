@@ -1,4 +1,4 @@
-"""Every pair of memory features on a layout of the lagging device: the same bits as without them, or a refusal.
+"""Every pair of memory features on a layout of the lagging device: the bits of that layout, or a refusal.
 
 All of these features promise the bits of a training without them, so that a pair is compared to the layout
 alone. What the resolver refuses, and flags of which one value alone can be given, is not trained.
@@ -100,8 +100,12 @@ _OF_LAYOUTS = {
         ),
     },
 }
-_BASES = {"nanopipe's operands on the host": "--use-nanopipe"}
-"""Flags of the side without, where a feature is an option of something else."""
+_BASES = {
+    "nanopipe's operands on the host": "--use-nanopipe",
+    # Under its tracker compiled dropout runs as it is, which draws other values.
+    "memory-report": "--no-bias-dropout-fusion",
+}
+"""Flags of both sides, where a feature is an option of something else, or says itself what it changes."""
 _UNITED = "--recompute-modules"
 
 
