@@ -30,8 +30,9 @@ _DEEP = f"{_LLAMA} --num-layers 4 --global-batch-size 4"
 _EXPERTS = (
     f"{_DENSE} --num-layers 2 --disable-bias-linear --num-experts 4 --moe-router-topk 2 "
     "--moe-router-dtype fp32 --moe-ffn-hidden-size 32 --moe-token-dispatcher-type alltoall "
-    "--moe-grouped-gemm --moe-alltoall-overlap-comm"
+    "--moe-grouped-gemm --moe-alltoall-overlap-comm --moe-router-force-load-balancing"
 )
+"""Forced balance draws the experts of each token anew: what is computed again has to draw the same."""
 LAYOUTS = {
     "one process": (1, _DENSE),
     "data parallelism": (

@@ -1,4 +1,4 @@
-"""megatron-core's own offloading of activations, on a device whose copies are late, beside dropped outputs."""
+"""megatron-core's own offloading of activations on a device whose copies are late, beside dropped results."""
 
 from types import SimpleNamespace
 from unittest import mock
