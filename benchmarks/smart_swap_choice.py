@@ -1,7 +1,7 @@
-"""Time smart swap's choice from a trace, for models of many layers: ``python benchmarks/smart_swap_choice.py``.
+"""Time smart swap's choice from a trace of many storages: ``python benchmarks/smart_swap_choice.py``.
 
-CPU seconds of one process, the best of some rounds; every rank chooses once, between two steps. The time grows
-with the storages of a pass times those of a step.
+CPU seconds of one process, the best of some rounds; every rank chooses once, between two steps. The time
+grows with the storages of a pass times those of a step.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class MemoryReport(Feature):
         if not (getattr(args, "hidden_dropout", 0) and getattr(args, "bias_dropout_fusion", False)):
             return ()
         return (
-            f"{_FLAG}: where megatron-core's dropout is compiled, the two steps that are followed run it as it "
-            "is, which drops other values; --no-bias-dropout-fusion drops the same ones with and without",
+            f"{_FLAG}: where megatron-core's dropout is compiled, the two steps that are followed run it as "
+            "it is, which drops other values; --no-bias-dropout-fusion drops the same ones with and without",
         )
 
     @hookimpl(wrapper=True)

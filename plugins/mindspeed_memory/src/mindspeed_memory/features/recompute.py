@@ -137,6 +137,15 @@ class RecomputeActivation(_PartOfLayers):
     }
 
     @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return why no layer is left: experts that are computed again as a whole, in every layer, too."""
+        often = getattr(args, "moe_layer_freq", 1)
+        everywhere = all(often) if isinstance(often, list) else often == 1
+        if getattr(args, "num_experts", None) and everywhere and "moe" in _selected(args):
+            return "--recompute-modules moe computes the experts of every layer again as a whole"
+        return super().idle(args)
+
+    @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Return that a number is larger than a stage, and that pipelined experts keep their activations."""
         found = list(super().notes(args))
