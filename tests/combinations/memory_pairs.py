@@ -201,7 +201,7 @@ def verdicts(pairs: Sequence[Pair]) -> dict[Pair, str]:
     bases = list(dict.fromkeys((pair.base, pair.steps) for pair in left))
     trainings = [*(Training(*base) for base in bases), *(Training(pair.flags, pair.steps) for pair in left)]
     try:
-        of_ranks = run_world(outcomes, ranks, trainings, timeout=60 + 15 * len(trainings))
+        of_ranks = run_world(outcomes, ranks, trainings, timeout=120 + 30 * len(trainings))
     except WorldError as error:
         return {**found, **dict.fromkeys(left, str(error))}
     without = dict(zip(bases, zip(*of_ranks)))

@@ -167,13 +167,24 @@ def test_an_option_without_its_switch_says_what_to_add(option):
     assert all(word in said for word in ("has no effect", OPTIONS[option], "add --")), said
 
 
-def test_experts_that_are_computed_again_as_a_whole_leave_no_activation():
+@pytest.mark.parametrize(
+    ("flags", "feature", "reason"),
+    [
+        ((*SELECTIVE, "moe", ACTIVATION), "recompute-activation", "--recompute-modules moe"),
+        ((*BF16, DENSE, "level0"), "compress-dense", "every layer has experts"),
+    ],
+)
+def test_what_experts_leave_nothing_for_is_held_back(flags, feature, reason):
     experts = ("--num-experts", "4", "--moe-grouped-gemm", "--disable-bias-linear", "--swiglu")
-    line = training_flags((*experts, *SELECTIVE, "moe", ACTIVATION), 1, INSTALLED)
-    plan, _ = plan_for(line, platform="cpu", host="standalone", registry=INSTALLED)
+    plan, _ = plan_for(
+        training_flags((*experts, *flags), 1, INSTALLED),
+        platform="cpu",
+        host="standalone",
+        registry=INSTALLED,
+    )
     (held,) = plan.held_back
-    assert held.name == "recompute-activation"
-    assert "--recompute-modules moe" in held.reason
+    assert held.name == feature
+    assert reason in held.reason
 
 
 FEATURES = declared_features(DECLARATIONS)

@@ -139,9 +139,7 @@ class RecomputeActivation(_PartOfLayers):
     @classmethod
     def idle(cls, args: Any) -> str:
         """Return why no layer is left: experts that are computed again as a whole, in every layer, too."""
-        often = getattr(args, "moe_layer_freq", 1)
-        everywhere = all(often) if isinstance(often, list) else often == 1
-        if getattr(args, "num_experts", None) and everywhere and "moe" in _selected(args):
+        if experts_everywhere(args) and "moe" in _selected(args):
             return "--recompute-modules moe computes the experts of every layer again as a whole"
         return super().idle(args)
 
@@ -318,6 +316,13 @@ def _most_layers(args: Any) -> float:
     if any(getattr(args, dest, None) for dest in laid_out):
         return int(layers)
     return -(-int(layers) // ranks)
+
+
+def experts_everywhere(args: Any) -> bool:
+    """Return whether every layer has experts, as far as flags say."""
+    often = getattr(args, "moe_layer_freq", 1)
+    everywhere = all(often) if isinstance(often, list) else often == 1
+    return bool(getattr(args, "num_experts", None)) and everywhere
 
 
 def swaps_instead_of_whole(args: Any) -> bool:
