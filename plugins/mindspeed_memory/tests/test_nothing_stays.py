@@ -144,7 +144,8 @@ def left(features, updates=False):
 @pytest.fixture(scope="module")
 def alive(asked_for):
     """Train the features that this run has tests of."""
-    return run_world(left, 1, {name: FEATURES[name] for name in asked_for("feature")}, timeout=280)[0]
+    asked = {name: FEATURES[name] for name in asked_for("feature")}
+    return run_world(left, 1, asked, timeout=100 + 30 * len(asked))[0]
 
 
 @pytest.mark.parametrize(
