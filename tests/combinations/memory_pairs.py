@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
+from tempfile import gettempdir
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.errors import UserError
@@ -79,7 +80,7 @@ _EVERYWHERE = {
     "reuse-fp32-param": "--reuse-fp32-param",
     "release-fp32-grad": "--release-fp32-grad",
     "memory-fragmentation": "--memory-fragmentation-pools",
-    "memory-report": "--memory-report",
+    "memory-report": f"--memory-report --memory-report-path {gettempdir()}/memory-report-of-pairs",
 }
 _OF_LAYOUTS = {
     "pipeline parallelism": {

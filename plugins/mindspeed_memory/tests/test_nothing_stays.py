@@ -114,9 +114,9 @@ class FailingStep:
 
 def train(flags, step, folder, updates):
     """Train until a step fails, or three; return weak references to what a run is made of."""
-    probe = FailingStep(step, updates)
+    probe, files = FailingStep(step, updates), ("--run-dir", folder, "--memory-report-path", folder)
     session = prepare(
-        training_flags((*SMALL, *flags, "--run-dir", folder), 3),
+        training_flags((*SMALL, *flags, *files), 3),
         host=DEFAULT_HOST,
         platform="cpu",
         extra_plugins=(probe,),
