@@ -31,6 +31,7 @@ BLOCK = ("--recompute-granularity", "full", "--recompute-method", "block", "--re
 SWAP_ALL = ("--swap-min-bytes", "1")
 FEATURES = {
     "plain": (),
+    "plain experts": EXPERTS,
     "recompute-activation": ("--recompute-activation-function",),
     "recompute-norm": ("--recompute-norm",),
     "recompute-layers": BLOCK,
@@ -66,7 +67,7 @@ PIPELINES = {
     "recompute-in-bubble": (*CHUNKS, "--recompute-in-bubble"),
     "nanopipe's operands on the host": (*CHUNKS, "--use-nanopipe", "--use-nanopipe-swap"),
 }
-FIRST = ("recompute-norm", "recompute-activation", "smart-swap")
+FIRST = ("plain experts", "recompute-norm", "recompute-activation", "smart-swap")
 LATER = pytest.mark.thorough
 STEPS = (0, 2)
 """Steps whose backward pass fails; 0 for none."""
