@@ -43,7 +43,9 @@ LAYOUTS = {
     "tensor parallelism": (2, f"{_DENSE} --tensor-model-parallel-size 2 --sequence-parallel"),
     "pipeline parallelism": (
         2,
-        f"{_DEEP} --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
+        # megatron-core's own schedule lets go of sends without a wait, which ends a run on this device.
+        f"{_DEEP} --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+        "--pipeline-schedule interleaved",
     ),
     "expert parallelism": (2, f"{_EXPERTS} --expert-model-parallel-size 2"),
 }
@@ -87,7 +89,7 @@ _OF_LAYOUTS = {
         "recompute-in-advance": f"{_FULL} --recompute-in-advance",
         "recompute-in-bubble": "--recompute-in-bubble",
         "stages computed again": "--pipeline-schedule zbi --pipeline-recompute",
-        "nanopipe's operands on the host": "--use-nanopipe --use-nanopipe-swap",
+        "nanopipe's operands on the host": "--use-nanopipe-swap",
     },
     "tensor parallelism": {
         "recompute-comm": f"{_FULL} --recompute-method uniform --optimize-recomp-communication-level 2",
@@ -103,7 +105,7 @@ _OF_LAYOUTS = {
     },
 }
 _BASES = {
-    "nanopipe's operands on the host": "--use-nanopipe",
+    "nanopipe's operands on the host": "--pipeline-schedule nanopipe",
     # Under its tracker compiled dropout runs as it is, which draws other values.
     "memory-report": "--no-bias-dropout-fusion",
 }
