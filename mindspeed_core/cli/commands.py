@@ -9,19 +9,22 @@ from collections.abc import Collection, Sequence
 
 import click
 
-from mindspeed_core.discovery.entry_points import Source, broken, sources
+from mindspeed_core.discovery.entry_points import Installed, Source, broken, sources
 from mindspeed_core.errors import UserError
 
 
-def added_commands(group: str, own: Collection[str] = ()) -> dict[str, list[Source]]:
+def added_commands(
+    group: str, own: Collection[str] = (), installed: Installed | None = None
+) -> dict[str, list[Source]]:
     """Return the sub-commands of an entry-point group with everybody who claims each.
 
     Args:
         group: the entry-point group of a program.
         own: names of the program itself, which nobody else gets.
+        installed: entry points that were read already; by default they are read now.
     """
     found: dict[str, list[Source]] = {}
-    for source in sources(group):
+    for source in sources(group) if installed is None else installed.sources(group):
         if source.name not in own:
             found.setdefault(source.name, []).append(source)
     return found
