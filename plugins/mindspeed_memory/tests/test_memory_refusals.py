@@ -167,6 +167,16 @@ def test_an_option_without_its_switch_says_what_to_add(option):
     assert all(word in said for word in ("has no effect", OPTIONS[option], "add --")), said
 
 
+@pytest.mark.parametrize("chunks", ["--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual"])
+@pytest.mark.parametrize(("layers", "held"), [("4", ["recompute-norm"]), ("8", [])])
+def test_numbers_of_whole_layers_are_those_of_a_chunk(chunks, layers, held):
+    per = {"--num-layers-per-virtual": ("--num-layers-per-virtual-pipeline-stage", str(int(layers) // 4))}
+    flags = (*PIPELINE, *per.get(chunks, (chunks, "2")), *LAYERS, NORM, "--num-layers", layers)
+    line = training_flags(flags, 1, INSTALLED)
+    plan, _ = plan_for(line, platform="cpu", host="standalone", registry=INSTALLED)
+    assert [one.name for one in plan.held_back] == held
+
+
 @pytest.mark.parametrize(
     ("flags", "feature", "reason"),
     [

@@ -311,11 +311,14 @@ def _most_layers(args: Any) -> float:
         *("pipeline_model_parallel_layout", "pipeline_num_transformer_layers", "num_layer_list"),
         *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "noop_layers"),
         *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-        *("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"),
     )
     if any(getattr(args, dest, None) for dest in laid_out):
         return int(layers)
-    return -(-int(layers) // ranks)
+    each = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
+    if each and not per_rank(args):
+        return int(each)
+    stages = 1 if per_rank(args) else getattr(args, "num_virtual_stages_per_pipeline_rank", None) or 1
+    return -(-int(layers) // (ranks * int(stages)))
 
 
 def experts_everywhere(args: Any) -> bool:
