@@ -2,7 +2,8 @@
 
 Its guarded imports leave some names unbound that later code tests for ``None``. Every platform adds them, as
 ``None``, so that the code takes the branch it has for that case. Others are bound to stand-ins, and the code
-believes that TransformerEngine is there. A checkpoint that drops its output needs it for no reason.
+believes that TransformerEngine is there. A checkpoint that drops its output needs it for no reason. Repairs
+of what such a checkpoint meets, and of megatron-core's own offloading, stand beside them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from importlib.util import find_spec
 
 from mindspeed_core.feature import Patch
 
+_OFFLOAD = "megatron.core.pipeline_parallel.fine_grained_activation_offload:ChunkOffloadHandler"
 PATCHES = (
     Patch(
         target="megatron.core.transformer.moe.moe_utils:te_general_gemm",
@@ -25,6 +27,20 @@ PATCHES = (
         kind="wrap",
         required=False,
         reason="takes its default for fp8 without TransformerEngine, and empties what nothing fills again",
+    ),
+    Patch(
+        target=f"{_OFFLOAD}.tensor_need_offloading_checker",
+        new="mindspeed_core.megatron.activation_offload:sparing_dropped",
+        kind="wrap",
+        required=False,
+        reason="copies storages to the host that their owner empties and computes again",
+    ),
+    Patch(
+        target=f"{_OFFLOAD}.reload",
+        new="mindspeed_core.megatron.activation_offload:waiting_for_copies",
+        kind="wrap",
+        required=False,
+        reason="reads on the compute stream what is still on its way to the host",
     ),
     *(
         ()

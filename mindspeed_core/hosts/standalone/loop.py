@@ -26,6 +26,7 @@ from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, announce, open_run_log
 from mindspeed_core.hosts.standalone.setup import setup, teardown
 from mindspeed_core.megatron.global_state import destroy_megatron_state
+from mindspeed_core.megatron.kept_graphs import let_go_of_graphs
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run, StepResult
@@ -154,6 +155,8 @@ def _end(session: Session, run: Run | None, log: RunLog | None, failed: bool) ->
             if not failed and run is not None and not session.platform.dry_run:
                 log.say(last_words(run))
             log.close()
+        if run is not None:
+            let_go_of_graphs(run.model)
         if failed:
             # Ranks that failed do not meet again; what megatron-core keeps would hold model and optimizer.
             destroy_megatron_state()

@@ -1,7 +1,5 @@
 """Memory features on a device whose copies are late, beside each other: the same training, or a refusal."""
 
-from itertools import combinations
-
 import pytest
 
 from mindspeed_core.activation import prepare
@@ -17,7 +15,6 @@ SMALL = ("--global-batch-size", "2", "--swap-min-bytes", "1")
 PLAIN = ("--hidden-dropout", "0.1", "--num-layers", "3")
 GATED = (*PLAIN, "--swiglu", "--normalization", "RMSNorm", "--position-embedding-type", "rope")
 FLASH = (*GATED, "--use-flash-attn")
-HALF = (*FLASH, "--bf16")
 LATENT = (
     *(*GATED, "--multi-latent-attention", "--q-lora-rank", "16", "--kv-lora-rank", "16"),
     *("--qk-head-dim", "16", "--qk-pos-emb-head-dim", "8", "--v-head-dim", "16", "--use-flash-attn"),
@@ -63,26 +60,6 @@ USELESS = {
             "--recompute-activation-function",
         ),
     )
-}
-FEATURES = {
-    "recompute-activation": ("--recompute-activation-function",),
-    "recompute-norm": ("--recompute-norm",),
-    "recompute-layers": (
-        *("--recompute-granularity", "full", "--recompute-method", "block"),
-        *("--recompute-num-layers", "1"),
-    ),
-    "recompute-dense-mlp": (*SELECTIVE, "mlp"),
-    "recompute-plan": ("--recompute-plan", "decoder.layers.{0-1}.mlp"),
-    "swap-attention": ("--swap-attention",),
-    "swap-layer-input": ("--swap-layer-input",),
-    "swap-activation-plan": PLAN,
-    "smart-swap": ("--smart-swap",),
-    "adaptive-recompute": ("--adaptive-recompute-device-swap", "--adaptive-recompute-profiling-step", "5"),
-    "adaptive-memory": ("--adaptive-memory-optimization", "--adaptive-recompute-profiling-step", "5"),
-    "compress-activation": ("--compress-activation", "0"),
-    "compress-dense": ("--compress-dense", "level1"),
-    "swap-optimizer": ("--swap-optimizer",),
-    "virtual-optimizer": ("--virtual-optimizer", "all"),
 }
 
 
@@ -162,18 +139,3 @@ def test_the_walk_over_layers_visits_all_that_megatron_core_switches():
     assert set(visited) == theirs == ours
     # megatron-core's own checkpoint of a feed-forward part with biases never ends.
     assert not dense
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("first", FEATURES)
-def test_every_pair_of_memory_features_trains_the_same_or_is_refused(first):
-    cases = {
-        f"{one}, {other}": (HALF, (*FEATURES[one], *FEATURES[other]))
-        for one, other in combinations(FEATURES, 2)
-        if one == first
-    }
-    if not cases:
-        cases = {first: (HALF, FEATURES[first])}
-    for name, (outcome, baseline) in compared(cases, 5).items():
-        refused = outcome.error.startswith(("PlanError", "ArgumentError", "UserError"))
-        assert refused or outcome == baseline, f"{name}: {outcome.error or outcome.numbers}"

@@ -16,6 +16,9 @@ BF16, FLASH = ("--bf16",), ("--use-flash-attn",)
 UNIFORM = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 SELECTIVE = ("--recompute-granularity", "selective", "--recompute-modules")
 FP8 = ("--fp8-format", "hybrid")
+PIPELINE = ("--pipeline-model-parallel-size", "2")
+OFFLOADED = ("--fine-grained-activation-offloading", "--offload-modules")
+TO_HOST = ("--cpu-offloading-num-layers", "2")
 LAYERS = ("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "1")
 ACTIVATION, NORM = "--recompute-activation-function", "--recompute-norm"
 PER_RANK, ADVANCE, BUBBLE = (
@@ -106,6 +109,92 @@ def test_one_problem_names_both_flags_and_the_reason(flag, other, flags, reason)
     said = str(caught.value)
     assert said.startswith("1 problem with these arguments"), said
     assert all(word in said for word in (flag, other, reason)), said
+
+
+@pytest.mark.parametrize(
+    ("flag", "flags", "reason"),
+    [
+        (PLANS[0], (*OFFLOADED, "attn_norm"), "empties inputs of modules"),
+        (BUBBLE, (*INTERLEAVED, *OFFLOADED, "attn_norm"), "empties inputs of modules"),
+        (ADVANCE, (*INTERLEAVED, *LAYERS, *OFFLOADED, "attn_norm"), "empties inputs of modules"),
+        (PER_RANK, (*LAYERS, *OFFLOADED, "attn_norm"), "empties inputs of modules"),
+        (ATTENTION, (*FLASH, *OFFLOADED, "attn_norm"), "moves the same tensors"),
+        (ATTENTION, (*FLASH, *TO_HOST), "moves the same tensors"),
+        (SMART, TO_HOST, "moves the same tensors"),
+        (COMPRESS, (*BF16, *TO_HOST), "moves the same tensors"),
+        (NORM, TO_HOST, "dropped and computed again"),
+        (ACTIVATION, TO_HOST, "dropped and computed again"),
+        (PLANS[0], TO_HOST, "dropped and computed again"),
+    ],
+)
+def test_other_offloading_in_megatron_lm_is_refused_where_storages_are_emptied(flag, flags, reason):
+    line = training_flags((flag, *VALUES.get(flag, ()), *flags), 1, INSTALLED)
+    with pytest.raises(PlanError) as caught:
+        plan_for(line, platform="cpu", host="megatron-lm", registry=INSTALLED)
+    said = str(caught.value)
+    assert said.startswith("1 problem with these arguments"), said
+    assert all(word in said for word in (flag, "offloading", reason)), said
+
+
+def test_what_drops_results_goes_with_offloading_which_asks_about_them():
+    line = training_flags((NORM, ACTIVATION, *OFFLOADED, "attn_norm"), 1, INSTALLED)
+    plan, _ = plan_for(line, platform="cpu", host="megatron-lm", registry=INSTALLED)
+    assert "recompute-norm" in plan
+
+
+OPTIONS = {
+    "--pipeline-recompute": "pp-engine",
+    "--pipeline-memory-limit 3": "pp-engine",
+    "--pipeline-w-placement greedy": "pp-engine",
+    "--dualpipev-dw-detach": "pp-engine",
+    "--use-multi-stream": "pp-engine",
+    "--swap-modules mlp": "swap-attention",
+    "--swap-optimizer-times 4": "swap-optimizer",
+    "--reuse-fp32-ties sign": "reuse-fp32-param",
+    "--swap-min-bytes 7": "swap-attention",
+    "--swap-prefetch-depth 3": "swap-attention",
+    "--swap-host-limit-gb 1": "smart-swap",
+    "--compress-min-elements 5": "compress-dense",
+    "--memory-report-path reports": "memory-report",
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_without_its_switch_says_what_to_add(option):
+    line = training_flags((*PIPELINE, *option.split()), 1, INSTALLED)
+    plan, _ = plan_for(line, platform="cpu", host="standalone", registry=INSTALLED)
+    (said,) = (note.text for note in plan.notes if option.split()[0] in note.text)
+    assert all(word in said for word in ("has no effect", OPTIONS[option], "add --")), said
+
+
+@pytest.mark.parametrize("chunks", ["--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual"])
+@pytest.mark.parametrize(("layers", "held"), [("4", ["recompute-norm"]), ("8", [])])
+def test_numbers_of_whole_layers_are_those_of_a_chunk(chunks, layers, held):
+    per = {"--num-layers-per-virtual": ("--num-layers-per-virtual-pipeline-stage", str(int(layers) // 4))}
+    flags = (*PIPELINE, *per.get(chunks, (chunks, "2")), *LAYERS, NORM, "--num-layers", layers)
+    line = training_flags(flags, 1, INSTALLED)
+    plan, _ = plan_for(line, platform="cpu", host="standalone", registry=INSTALLED)
+    assert [one.name for one in plan.held_back] == held
+
+
+@pytest.mark.parametrize(
+    ("flags", "feature", "reason"),
+    [
+        ((*SELECTIVE, "moe", ACTIVATION), "recompute-activation", "--recompute-modules moe"),
+        ((*BF16, DENSE, "level0"), "compress-dense", "every layer has experts"),
+    ],
+)
+def test_what_experts_leave_nothing_for_is_held_back(flags, feature, reason):
+    experts = ("--num-experts", "4", "--moe-grouped-gemm", "--disable-bias-linear", "--swiglu")
+    plan, _ = plan_for(
+        training_flags((*experts, *flags), 1, INSTALLED),
+        platform="cpu",
+        host="standalone",
+        registry=INSTALLED,
+    )
+    (held,) = plan.held_back
+    assert held.name == feature
+    assert reason in held.reason
 
 
 FEATURES = declared_features(DECLARATIONS)

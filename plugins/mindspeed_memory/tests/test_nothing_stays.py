@@ -8,22 +8,30 @@ from contextlib import nullcontext
 import pytest
 
 from mindspeed_core.activation import prepare
+from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.testing import run_world
 from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_memory.features import DECLARATIONS
 
 SMALL = (
     *("--global-batch-size", "2", "--num-layers", "3", "--swiglu", "--normalization", "RMSNorm"),
     *("--position-embedding-type", "rope", "--use-flash-attn", "--hidden-dropout", "0.1"),
 )
 SELECTIVE = ("--recompute-granularity", "selective", "--recompute-modules")
+HALF = ("--bf16", "--grad-reduce-in-bf16")
+EXPERTS = (
+    *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32", "--moe-grouped-gemm"),
+    *("--moe-token-dispatcher-type", "alltoall", "--disable-bias-linear"),
+)
 BLOCK = ("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "2")
 SWAP_ALL = ("--swap-min-bytes", "1")
 FEATURES = {
     "plain": (),
+    "plain experts": EXPERTS,
     "recompute-activation": ("--recompute-activation-function",),
     "recompute-norm": ("--recompute-norm",),
     "recompute-layers": BLOCK,
@@ -39,18 +47,37 @@ FEATURES = {
     "compress-dense": ("--compress-dense", "level1", "--bf16"),
     "swap-optimizer": ("--swap-optimizer",),
     "virtual-optimizer": ("--virtual-optimizer", "all"),
+    "compress-optimizer": ("--compress-optimizer",),
+    "reuse-fp32-param": ("--reuse-fp32-param", *HALF),
+    "release-fp32-grad": ("--release-fp32-grad", *HALF),
+    "recompute-layers-per-pp-rank": (*BLOCK, "--enable-recompute-layers-per-pp-rank"),
+    "memory-fragmentation": ("--memory-fragmentation-pools",),
+    "memory-report": ("--memory-report",),
+    "checkpoint-activations": ("--checkpoint-activations",),
+    "moe-zero-memory": (*EXPERTS, "--moe-zero-memory", "level1"),
+    "moe-adaptive-recompute": (*EXPERTS, "--moe-adaptive-recompute-activation"),
+    "activations of experts": (*EXPERTS, *SELECTIVE, "moe_act"),
 }
-FIRST = ("recompute-norm", "recompute-activation", "smart-swap")
+CHUNKS = (
+    *("--pipeline-model-parallel-size", "2", "--num-virtual-stages-per-pipeline-rank", "2"),
+    *("--num-layers", "4"),
+)
+PIPELINES = {
+    "recompute-in-advance": (*CHUNKS, *BLOCK[:-1], "1", "--recompute-in-advance"),
+    "recompute-in-bubble": (*CHUNKS, "--recompute-in-bubble"),
+    "nanopipe's operands on the host": (*CHUNKS, "--use-nanopipe", "--use-nanopipe-swap"),
+}
+FIRST = ("plain experts", "recompute-norm", "recompute-activation", "smart-swap")
 LATER = pytest.mark.thorough
 STEPS = (0, 2)
 """Steps whose backward pass fails; 0 for none."""
 
 
-class FailingBackward:
-    """Raises in the backward pass of a step, when half of the layers have run."""
+class FailingStep:
+    """Raises in the backward pass of a step, when half of the layers have run, or in its update."""
 
-    def __init__(self, step):
-        self.step, self.now, self.alive = step, 0, {}
+    def __init__(self, step, updates):
+        self.step, self.updates, self.now, self.alive = step, updates, 0, {}
 
     @hookimpl(wrapper=True)
     def start_run(self, run):
@@ -62,8 +89,15 @@ class FailingBackward:
     @hookimpl(wrapper=True)
     def build_model(self):
         chunks = yield
-        unwrap(chunks[0]).decoder.layers[1].register_forward_hook(self.follow)
+        if not self.updates:
+            unwrap(chunks[0]).decoder.layers[1].register_forward_hook(self.follow)
         return chunks
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self):
+        if self.updates and self.now == self.step:
+            raise RuntimeError("planted in the update")
+        return (yield)
 
     @hookimpl(wrapper=True)
     def train_step(self):
@@ -79,11 +113,11 @@ class FailingBackward:
         raise RuntimeError("planted in backward")
 
 
-def train(flags, step, folder):
+def train(flags, step, folder, updates):
     """Train until a step fails, or three; return weak references to what a run is made of."""
-    probe = FailingBackward(step)
+    probe, files = FailingStep(step, updates), ("--run-dir", folder, "--memory-report-path", folder)
     session = prepare(
-        training_flags((*SMALL, *flags, "--run-dir", folder), 3),
+        training_flags((*SMALL, *flags, *files), 3),
         host=DEFAULT_HOST,
         platform="cpu",
         extra_plugins=(probe,),
@@ -94,13 +128,13 @@ def train(flags, step, folder):
     return {"session": weakref.ref(session), **probe.alive}
 
 
-def left(features):
+def left(features, updates=False):
     """Return of each feature what is alive after a whole run and after each that failed."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, flags in features.items():
             for step in STEPS:
-                references = train(flags, step, folder)
+                references = train(flags, step, folder, updates)
                 # torch's own objects come back to life once, where Python finds a circle of theirs.
                 for _ in range(3):
                     gc.collect()
@@ -111,7 +145,8 @@ def left(features):
 @pytest.fixture(scope="module")
 def alive(asked_for):
     """Train the features that this run has tests of."""
-    return run_world(left, 1, {name: FEATURES[name] for name in asked_for("feature")}, timeout=280)[0]
+    asked = {name: FEATURES[name] for name in asked_for("feature")}
+    return run_world(left, 1, asked, timeout=100 + 30 * len(asked))[0]
 
 
 @pytest.mark.parametrize(
@@ -119,3 +154,16 @@ def alive(asked_for):
 )
 def test_nothing_is_alive_after_the_session(alive, feature):
     assert {step: alive[feature, step] for step in STEPS} == {step: [] for step in STEPS}
+
+
+@pytest.mark.thorough
+def test_nothing_of_a_pipeline_is_alive_after_the_session():
+    # In an update no rank waits for a message of another one that has failed.
+    for rank in run_world(left, 2, PIPELINES, True, timeout=280):
+        assert rank == {(name, step): [] for name in PIPELINES for step in STEPS}
+
+
+def test_every_feature_of_memory_is_tried():
+    # Without a flag of its own, it is part of those that need it.
+    named = {feature.name for feature in declared_features(DECLARATIONS)} - {"block-optimizer"}
+    assert named <= FEATURES.keys() | PIPELINES.keys()

@@ -1,6 +1,7 @@
 """Smart swap: the choice from a trace, the policy's file, and who is refused."""
 
 import json
+import random
 
 import pytest
 from hypothesis import given
@@ -244,12 +245,8 @@ def peak_one_by_one(trace, bandwidth, places):
     return max(alive)
 
 
-@given(
-    st.lists(st.lists(st.integers(1, 64), min_size=1, max_size=6), min_size=1, max_size=3),
-    st.sampled_from([1.0, 2.0, 8.0, 64.0]),
-    st.sampled_from([None, 5, 40, 100]),
-)
-def test_the_reported_peak_is_that_of_what_is_swapped(microbatches, bandwidth, reduction):
+def trace_of(microbatches):
+    """Return a step whose micro-batches each save storages of these sizes, and read them backwards."""
     lives, changes, start = [], [], 0
     for sizes in microbatches:
         for place, nbytes in enumerate(sizes):
@@ -261,6 +258,27 @@ def test_the_reported_peak_is_that_of_what_is_swapped(microbatches, bandwidth, r
     for time, change in sorted(changes):
         alive.append((time, now + max(change, 0)))
         now += change
-    trace = Trace(tuple(lives), tuple(alive))
+    return Trace(tuple(lives), tuple(alive))
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 64), min_size=1, max_size=6), min_size=1, max_size=3),
+    st.sampled_from([1.0, 2.0, 8.0, 64.0]),
+    st.sampled_from([None, 5, 40, 100]),
+)
+def test_the_reported_peak_is_that_of_what_is_swapped(microbatches, bandwidth, reduction):
+    trace = trace_of(microbatches)
     swaps = chosen_swaps(trace, bandwidth=bandwidth, reduction=reduction)
     assert peak_one_by_one(trace, bandwidth, swaps.places) == swaps.peak
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(3))
+def test_a_thousand_random_traces_reach_their_reported_peak(seed):
+    source = random.Random(seed)
+    for _ in range(1000):
+        sizes = [source.randint(1, 200) for _ in range(source.randint(1, 30))]
+        trace = trace_of([sizes] * source.randint(1, 4))
+        bandwidth, reduction = source.uniform(1, 200), source.choice((None, source.randint(1, 600)))
+        swaps = chosen_swaps(trace, bandwidth=bandwidth, reduction=reduction)
+        assert peak_one_by_one(trace, bandwidth, swaps.places) == swaps.peak

@@ -192,6 +192,13 @@ def test_operands_leave_behind_their_gradient_and_come_two_actions_before_their_
     assert simulate(swapped, Costs(swap=9.0)).makespan > simulate(plain).makespan
 
 
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 2), (2, 8), (4, 4), (4, 16)])
+def test_rank_r_moves_the_operands_of_2r_passes(ranks, microbatches):
+    swapped = swapped_operands(rule_named("nanopipe").schedule(Context(ranks, 2, microbatches)))
+    moved = [sum(action.op == "SO" for action in order) for order in swapped.orders]
+    assert moved == [2 * rank for rank in range(ranks)]
+
+
 def test_saved_tensors_go_to_the_host_and_come_back_with_shape_and_strides():
     copies = HostCopies(CpuPlatform())
     kept = Activations(copies)

@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspeed_core.feature import Conflict, Flag, Requirement, hookimpl
 from mindspeed_memory.features.compress_proofs import ACTIVATION_PROOFS, DENSE_PROOFS
+from mindspeed_memory.features.recompute import experts_everywhere
 from mindspeed_memory.features.saving import SavingFeature
 from mindspeed_memory.features.swap import ENGINE_CONFLICTS, HOST_LIMIT
 from mindspeed_memory.saved.chosen_layers import chosen_layers
@@ -145,6 +146,12 @@ class CompressDense(_Compressing):
     slots = ("saved-tensors", "mlp-forward")
     docs = "mindspeed_memory:docs/compress-dense.md"
     verify = DENSE_PROOFS
+
+    @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return that there is no dense layer."""
+        everywhere = experts_everywhere(args)
+        return "every layer has experts, and it is first products of dense layers" if everywhere else ""
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
 from mindspeed_memory.features.early_proofs import ADVANCE_PROOFS, BUBBLE_PROOFS
+from mindspeed_memory.features.recompute import INPUTS_STAY, NOT_OFFLOADED
 
 _ADVANCE, _DEPTH, _BUBBLE = "--recompute-in-advance", "--recompute-in-advance-depth", "--recompute-in-bubble"
 _ALL_LAYERS = -1
@@ -37,6 +38,8 @@ _WHERE_IT_WAITS = (
         flag="--fp8-format",
         reason="TransformerEngine's products have a state of their own; drop one of the two",
     ),
+    NOT_OFFLOADED,
+    INPUTS_STAY,
     *(
         Conflict(feature=name, reason=_PUT_AWAY)
         for name in (

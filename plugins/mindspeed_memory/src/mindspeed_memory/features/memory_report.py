@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Feature, Flag, hookimpl
@@ -36,6 +36,16 @@ class MemoryReport(Feature):
     verify = REPORT_PROOFS
 
     _recorder: Any = None
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Return that steps which are followed drop other values, where dropout is compiled."""
+        if not (getattr(args, "hidden_dropout", 0) and getattr(args, "bias_dropout_fusion", False)):
+            return ()
+        return (
+            f"{_FLAG}: where megatron-core's dropout is compiled, the two steps that are followed run it as "
+            "it is, which drops other values; --no-bias-dropout-fusion drops the same ones with and without",
+        )
 
     @hookimpl(wrapper=True)
     def build_model(self, session: Any) -> Generator[None, Any, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
 from mindspeed_memory.features.plan_proofs import RECOMPUTE_PROOFS, SWAP_PROOFS
+from mindspeed_memory.features.recompute import INPUTS_STAY, NOT_OFFLOADED
 from mindspeed_memory.features.swap import ENGINE_FLAGS, SwappingFeature
 from mindspeed_memory.patterns import Pattern
 
@@ -38,6 +39,8 @@ class RecomputePlan(Feature):
             one_of=("local", "transformer_engine"),
             reason="a captured graph neither drops nor recomputes; drop one of the two",
         ),
+        NOT_OFFLOADED,
+        INPUTS_STAY,
     )
     slots = ("recompute-policy",)
     # Around what drops a part of a module.

@@ -33,8 +33,19 @@ _IN_GRAPHS = Conflict(
 _LOW_PRECISION = Conflict(
     flag="--fp8-format", reason="TransformerEngine's products have a state of their own; drop one of the two"
 )
-PARTS = (_NOTHING_LEFT, _IN_GRAPHS, _LOW_PRECISION)
+NOT_OFFLOADED = Conflict(
+    # Megatron-LM has this flag alone; --cpu-offloading without a number of layers moves nothing.
+    flag="--cpu-offloading-num-layers",
+    reason="TransformerEngine would move to the host what is dropped and computed again; drop one of the two",
+)
+PARTS = (_NOTHING_LEFT, _IN_GRAPHS, _LOW_PRECISION, NOT_OFFLOADED)
 """Conflicts of what computes parts of layers again."""
+INPUTS_STAY = Conflict(
+    flag="--fine-grained-activation-offloading",
+    reason="megatron-core empties inputs of modules that are kept to compute the module again; drop one of "
+    "the two, or use --recompute-norm or --recompute-activation-function",
+)
+"""Of what keeps the input of a layer or module: megatron-core releases those that it has moved by force."""
 
 
 class _PartOfLayers(Feature):
@@ -132,7 +143,9 @@ class RecomputeActivation(_PartOfLayers):
 
     @classmethod
     def idle(cls, args: Any) -> str:
-        """Return why no layer is left; pipelined experts keep their activations."""
+        """Return why no layer is left: experts keep or repeat their activations as a whole in every layer."""
+        if experts_everywhere(args) and "moe" in _selected(args):
+            return "--recompute-modules moe computes the experts of every layer again as a whole"
         found = super().idle(args)
         if found or not _pipelines_experts(args) or _has_dense_parts(args):
             return found
@@ -243,6 +256,14 @@ class RecomputeCounts(Feature):
         return "" if given else "no number of layers is given that it could count"
 
     @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse whole layers whose inputs are emptied."""
+        moved = getattr(args, "fine_grained_activation_offloading", False)
+        if moved and getattr(args, "recompute_granularity", None) == "full":
+            return (f"--recompute-granularity full with {INPUTS_STAY.flag}: {INPUTS_STAY.reason}",)
+        return ()
+
+    @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Return that a number is larger than a stage."""
         return _more_than_there_are(args, "--recompute-num-layers")
@@ -313,11 +334,18 @@ def _most_layers(args: Any) -> float:
     )
     if any(getattr(args, dest, None) for dest in laid_out):
         return int(layers)
-    of_a_chunk = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
-    if of_a_chunk and not per_rank(args):
-        return int(of_a_chunk)
-    chunks = 1 if per_rank(args) else getattr(args, "num_virtual_stages_per_pipeline_rank", None) or 1
-    return -(-int(layers) // (ranks * chunks))
+    each = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
+    if each and not per_rank(args):
+        return int(each)
+    stages = 1 if per_rank(args) else getattr(args, "num_virtual_stages_per_pipeline_rank", None) or 1
+    return -(-int(layers) // (ranks * int(stages)))
+
+
+def experts_everywhere(args: Any) -> bool:
+    """Return whether every layer has experts, as far as flags say."""
+    often = getattr(args, "moe_layer_freq", 1)
+    everywhere = all(often) if isinstance(often, list) else often == 1
+    return bool(getattr(args, "num_experts", None)) and everywhere
 
 
 def swaps_instead_of_whole(args: Any) -> bool:

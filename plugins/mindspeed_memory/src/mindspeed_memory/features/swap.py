@@ -26,7 +26,8 @@ ENGINE_FLAGS = (
 """Of every feature that puts saved tensors away."""
 ENGINE_CONFLICTS = (
     Conflict(
-        flag="--cpu-offloading",
+        # Megatron-LM has this flag alone; --cpu-offloading without a number of layers moves nothing.
+        flag="--cpu-offloading-num-layers",
         reason="TransformerEngine moves the same tensors to the host; drop one of the two",
     ),
     Conflict(

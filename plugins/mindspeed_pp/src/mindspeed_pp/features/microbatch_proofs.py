@@ -13,7 +13,11 @@ _HALF = ("--optimized-mbs-list", "1,2,2,1")
 
 
 def as_one(name: str, *flags: str, model: tuple[str, ...] = (), ranks: int = 2) -> Scenario:
-    """Compare a list with one process and the whole batch at once."""
+    """Compare a list with one process and the whole batch at once.
+
+    The tolerance is rounding's: the whole batch is one sum, a list has one of each micro-batch and one over
+    them. In float64 the two differ by 1e-15.
+    """
     return Scenario(
         name,
         flags=(*_PP2, *_BATCH, *flags, *model),

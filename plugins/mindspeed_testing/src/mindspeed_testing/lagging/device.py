@@ -402,7 +402,9 @@ class LaggingDevice(TorchDispatchMode):
             for tensor in fresh:
                 poison(tensor)
         side = stream is not self.main and stream is not self.host
-        if side and torch._C._current_graph_task_id() == -1:
+        # What runs without gradients makes no node: the last one is another operation's, or that of a
+        # function which chose a stream inside.
+        if side and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
             self._of_nodes[torch._C._autograd._get_sequence_nr() - 1] = stream
         if (side or host_copy) and form.name not in _UNWRITTEN:
             results = (*written, *fresh)
