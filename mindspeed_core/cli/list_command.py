@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindspeed_core.discovery.entry_points import COMMANDS, TRAIN_COMMANDS
-from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS, traceback_wanted
 from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.wrapped import say
@@ -120,15 +119,19 @@ def _print_extensibility(registry: Registry) -> None:
 
 def _commands(registry: Registry) -> list[dict[str, str]]:
     """List the sub-commands that packages add to either program, without importing them."""
-    from mindspeed_core.cli import features, train
-    from mindspeed_core.cli.commands import added_commands, origin
+    from mindspeed_core.cli import features
+    from mindspeed_core.cli.commands import TRAIN_PROGRAM, added_commands, origin, train_words
 
     found = []
     for program, group, own in (
         (features.PROGRAM, COMMANDS, {*features.COMMANDS}),
-        (train.PROGRAM, TRAIN_COMMANDS, {*train.OWN, *registry.host(DEFAULT_HOST).commands}),
+        (TRAIN_PROGRAM, TRAIN_COMMANDS, train_words(registry)),
     ):
         for name, claims in sorted(added_commands(group).items()):
+            if program == features.PROGRAM:
+                claims = [claim for claim in claims if features.COMMANDS.get(name, ("",))[0] != claim.dist]
+                if not claims:
+                    continue
             trouble = "never runs: the program has one of that name" if name in own else ""
             if not trouble and len(claims) > 1:
                 trouble = "never runs: claimed twice"

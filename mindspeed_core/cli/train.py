@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mindspeed_core.cli.commands import TRAIN_PROGRAM, TRAIN_WORDS
 from mindspeed_core.discovery.entry_points import TRAIN_COMMANDS, load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.platforms.cann import hold_back_torch_npu
@@ -34,9 +35,6 @@ commands:
 Flags have Megatron-LM's names. `mindspeed-features plan -- FLAGS` shows what they
 switch on. --traceback, anywhere, prints tracebacks of errors too.
 """
-PROGRAM = "mindspeed-train"
-OWN = ("help",)
-"""Words that mean something to the program itself."""
 _LAUNCH_FLAGS = ("--nproc", "--max-restarts")
 
 
@@ -54,10 +52,10 @@ def _main(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] == "--version":
         from mindspeed_core import __version__
 
-        print(f"{PROGRAM} {__version__}")
+        print(f"{TRAIN_PROGRAM} {__version__}")
         return 0
     launching, rest = _split(arguments)
-    if not arguments or (rest and rest[0] in OWN):
+    if not arguments or (rest and rest[0] in TRAIN_WORDS):
         return guarded(_help)
     if rest and not rest[0].startswith("-"):
         return _command(launching, rest)
@@ -127,13 +125,13 @@ def _run_command(launching: Sequence[str], rest: Sequence[str]) -> int:
         return start.supervise(rest, launch, main)
     raise_again()
     if not is_parallel(command):
-        return run_command(command, rest[1:], f"{PROGRAM} {name}")
+        return run_command(command, rest[1:], f"{TRAIN_PROGRAM} {name}")
     environment.translate_slurm(os.environ)
     if worker.supervised():
         worker.attach()
         store.serve_rendezvous()
     with environment.of_one_process(os.environ):
-        return run_command(command, rest[1:], f"{PROGRAM} {name}")
+        return run_command(command, rest[1:], f"{TRAIN_PROGRAM} {name}")
 
 
 def _shown(error: click.ClickException) -> str:
@@ -159,7 +157,7 @@ def _load_command(name: str) -> click.Command:
     from mindspeed_core.cli.commands import added_commands, load_added, suggestion
 
     own = _commands()
-    added = added_commands(TRAIN_COMMANDS, (*OWN, *own))
+    added = added_commands(TRAIN_COMMANDS, (*TRAIN_WORDS, *own))
     if name in own:
         command: click.Command = load_object(own[name][0])
         return command
@@ -177,7 +175,7 @@ def _help() -> int:
 
     registry = Registry.discover()
     own = registry.host(DEFAULT_HOST).commands
-    added = added_commands(TRAIN_COMMANDS, (*OWN, *own))
+    added = added_commands(TRAIN_COMMANDS, (*TRAIN_WORDS, *own))
     rows = {name: text for name, (_, text) in own.items()}
     rows |= {name: f"of {origin(added[name])}" for name in sorted(added)}
     width = max(map(len, rows), default=0)
