@@ -3,11 +3,13 @@
 import runpy
 import signal
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
 import pytest
 
+import mindspeed_core
 from mindspeed_core.cli import commands
 from mindspeed_core.discovery.entry_points import Source
 from mindspeed_core.errors import UserError
@@ -37,7 +39,7 @@ def test_the_module_of_training_says_what_to_install(monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
 
     with pytest.raises(SystemExit, match=r"pip install 'mindspeed-core\[train\]'"):
-        runpy.run_module("mindspeed_core.train", run_name="__main__")
+        runpy.run_path(str(Path(mindspeed_core.__file__).with_name("train.py")), run_name="__main__")
 
 
 @click.command()
