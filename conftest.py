@@ -117,7 +117,14 @@ def asked_for(request: pytest.FixtureRequest) -> Callable[[str], set[Any]]:
     return values
 
 
+WORLD_IMPORTS = ("mindspeed_kernels.modules.grouped_experts", "mindspeed_moe.placement")
+"""Modules of plugins that take long to import, and are safe to fork after: worlds begin with them."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Measure, unless a test started this run."""
+    # What stands in for an NPU starts a runtime when it is imported.
+    if not config.pluginmanager.hasplugin("mindspeed_testing.npu.plugin"):
+        os.environ.setdefault("MINDSPEED_WORLD_IMPORTS", ",".join(WORLD_IMPORTS))
     if "PYTEST_CURRENT_TEST" not in os.environ:
         config.pluginmanager.register(TestTimes(), "test-times")

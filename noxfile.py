@@ -70,7 +70,8 @@ OF_THE_NEWEST = (
 """Tests that an older megatron-core is not held to."""
 TRITON = ("triton>=3.4; platform_system == 'Linux'",)
 """For the kernels of mindspeed-kernels; a torch that is built for CUDA brings it."""
-THREADS = {"OMP_NUM_THREADS": "1"}
+THREADS = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
+"""One thread a process; sources of the tree are compiled once, not in each of thousands of processes."""
 SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile", "--max-worker-restart", "3")
 """Whole files of tests run beside each other: worlds of one rank leave the other cores idle.
 

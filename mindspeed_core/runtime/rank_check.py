@@ -7,16 +7,19 @@ differ, so that the usual case costs one short message per rank.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
+import os
 import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mindspeed_core.discovery.installed import installed_version, package_places
@@ -145,12 +148,28 @@ def content_hash(packages: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for package in sorted(packages):
         for root in package_places(package):
-            files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.suffix in _SOURCES)
-            for path in files:
-                name = path.name if path == root else path.relative_to(root).as_posix()
+            for name, file in sorted(_source_files(str(root))):
+                stat = os.stat(file)
                 digest.update(f"{package}/{name}\0".encode())
-                digest.update(hashlib.sha256(path.read_bytes()).digest())
+                digest.update(_file_digest(file, stat.st_size, stat.st_mtime_ns))
     return digest.hexdigest()[:16]
+
+
+def _source_files(root: str) -> Iterator[tuple[str, str]]:
+    """Yield name and path of the source files of a package, or of its only file."""
+    if os.path.isfile(root):
+        yield os.path.basename(root), root
+    for folder, _, names in os.walk(root):
+        for name in names:
+            if os.path.splitext(name)[1] in _SOURCES:
+                path = os.path.join(folder, name)
+                yield os.path.relpath(path, root).replace(os.sep, "/"), path
+
+
+@functools.cache
+def _file_digest(path: str, size: int, changed: int) -> bytes:
+    """Return the digest of a file's bytes; sessions that follow each other read a file once."""
+    return hashlib.sha256(Path(path).read_bytes()).digest()
 
 
 def argument_facts(arguments: Mapping[str, Any], per_rank: Iterable[str] = ()) -> dict[str, str]:

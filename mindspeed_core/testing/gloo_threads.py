@@ -11,15 +11,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from mindspeed_core.feature import Patch
 from mindspeed_core.runtime.patches import PatchLedger
 
-_THREADS = Path("/proc/self/task")
-_NAME = "pt_gloo_runloop"
-_SLEEPING = "S"
+_THREADS = "/proc/self/task"
+_NAME = b"pt_gloo_runloop"
+_SLEEPING = b"S"
 _IN_A_ROW = 2
 _MOST_SECONDS = 1.0
 
@@ -62,16 +61,24 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _all_asleep() -> bool:
-    if not _THREADS.is_dir():
+    try:
+        threads = os.listdir(_THREADS)
+    except FileNotFoundError:
         return True
-    return all(_state(thread) == _SLEEPING for thread in os.listdir(_THREADS))
+    return all(_state(thread) == _SLEEPING for thread in threads)
 
 
-def _state(thread: str) -> str:
+def _state(thread: str) -> bytes:
     """Return the scheduler's letter of a thread of gloo; that of a sleeping one for any other."""
     try:
-        stat = (_THREADS / thread / "stat").read_text()
+        file = os.open(f"{_THREADS}/{thread}/stat", os.O_RDONLY)
     except OSError:  # It has ended.
         return _SLEEPING
-    name, _, rest = stat.partition("(")[2].rpartition(")")
-    return rest.split()[0] if name.startswith(_NAME) else _SLEEPING
+    try:
+        stat = os.read(file, 256)
+    except OSError:
+        return _SLEEPING
+    finally:
+        os.close(file)
+    name, _, rest = stat.partition(b"(")[2].rpartition(b") ")
+    return rest[:1] if name.startswith(_NAME) else _SLEEPING

@@ -1,15 +1,21 @@
 """Imports of the fork server before its first child: torch, megatron-core and the standalone host.
 
-Plugins are not among it: one that starts a device's runtime when it is imported would break every fork.
+Of plugins only declarations are among it, which load neither torch nor megatron: a module that starts a
+device's runtime when it is imported would break every fork. Tests of packages that know better name further
+modules in the environment variable ``MINDSPEED_WORLD_IMPORTS``, divided by commas.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
+import os
 from importlib import import_module
 
 from mindspeed_core.hosts.standalone import HOST
 from mindspeed_core.megatron.config_fields import config_fields
+from mindspeed_core.registry import Registry
+from mindspeed_core.runtime.rank_check import content_facts
 
 MODULES = (
     "torch.distributed",
@@ -33,11 +39,23 @@ MODULES = (
     "mindspeed_core.testing.training",
 )
 
+VARIABLE = "MINDSPEED_WORLD_IMPORTS"
+
 for name in (*MODULES, "mindspeed_core.hosts.standalone.loop", *HOST.stages, HOST.flags.partition(":")[0]):
     import_module(name)
 
-# Read from megatron-core's sources, once in a process.
+# Read from the sources of megatron-core and of plugins, once in a process.
 config_fields()
+content_facts(Registry.discover())
+
+for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
+    try:
+        import_module(name)
+    except ModuleNotFoundError:
+        continue
+    except Exception as error:
+        # Whoever needs it says so; a child without it does what it did before.
+        logging.getLogger("mindspeed_core").warning("%s: %s cannot be imported: %s", VARIABLE, name, error)
 
 # Children share these objects: without a collection they are neither visited nor copied.
 gc.collect()

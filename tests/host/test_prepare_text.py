@@ -72,7 +72,7 @@ def test_an_end_token_of_ones_own_goes_with_the_dataset(texts, tmp_path):
     assert tokenizer.eod == load_tokenizer(first.tokenizer).pad
     dataset = IndexedDataset(second.prefix)
     assert [int(dataset[index][-1]) for index in range(len(dataset))] == [tokenizer.eod] * len(dataset)
-    again = prepare_text([texts], tmp_path / "two", tokenizer=first.tokenizer)
+    again = prepare_text([texts], tmp_path / "two", tokenizer=first.tokenizer, overwrite=True)
     assert load_tokenizer(again.tokenizer).eod == load_tokenizer(first.tokenizer).eod
 
 
@@ -141,8 +141,27 @@ def test_a_failure_keeps_an_older_dataset(texts, latin, tmp_path):
     made = prepare_text([texts], tmp_path / "data", vocab_size=300)
     before = {path: path.read_bytes() for path in tmp_path.glob("data*") if path.is_file()}
     with pytest.raises(DataError):
-        prepare_text([texts, latin], made.prefix, tokenizer=made.tokenizer)
+        prepare_text([texts, latin], made.prefix, tokenizer=made.tokenizer, overwrite=True)
     assert {path: path.read_bytes() for path in tmp_path.glob("data*") if path.is_file()} == before
+
+
+def test_a_dataset_of_other_text_is_replaced_on_request_only(texts, tmp_path):
+    made = prepare_text([texts], tmp_path / "data", vocab_size=300)
+    again = prepare_text([texts], tmp_path / "data", vocab_size=300)
+    assert again.tokens == made.tokens
+    (texts / "more.txt").write_text("further words of another day\n" * 9)
+    before = Path(f"{made.prefix}.bin").read_bytes()
+    with pytest.raises(DataError, match=r"--output-prefix .*data\.idx is there already.*--overwrite"):
+        prepare_text([texts], tmp_path / "data", vocab_size=300)
+    assert Path(f"{made.prefix}.bin").read_bytes() == before
+    assert prepare_text([texts], tmp_path / "data", vocab_size=300, overwrite=True).documents > made.documents
+
+
+def test_a_dataset_that_tells_nothing_of_its_text_is_replaced_on_request_only(texts, tmp_path):
+    made = prepare_text([texts], tmp_path / "data", vocab_size=300)
+    Path(f"{made.prefix}.source.json").unlink()
+    with pytest.raises(DataError, match="--overwrite"):
+        prepare_text([texts], tmp_path / "data", vocab_size=300)
 
 
 def test_the_index_appears_last(texts, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from mindspeed_core.errors import ArgumentError, DataError
 from mindspeed_core.hosts.standalone.data.files import check_dataset_files, token_dtype, write_index
 from mindspeed_core.hosts.standalone.text.prepare import prepare_text
 
-SUFFIXES = ("bin", "idx", "tokenizer.json")
+SUFFIXES = ("bin", "idx", "tokenizer.json", "source.json")
 OPTIONS = {"vocab_size": 300, "part_bytes": 2000}
 
 KILLED = """
@@ -110,7 +110,7 @@ def test_parts_of_other_input_or_options_are_not_reused(texts, tmp_path):
     assert made.documents == 157
     # All but the last part, which holds the repaired file.
     assert made.reused > 5
-    again = prepare_text([texts, bad], tmp_path / "data", **options)
+    again = prepare_text([texts, bad], tmp_path / "data", overwrite=True, **options)
     assert again.reused == 0
     assert again.tokens == made.tokens + 157
 

@@ -46,6 +46,9 @@ from mindspeed_core.hosts.standalone.text.tokenizer import TextTokenizer, load_t
 from mindspeed_core.terminal.foreign_text import emit
 
 _ENCODING_ERRORS = ("error", "replace", "skip")
+_OVERWRITE = "--overwrite"
+_SOURCE, _MADE_FROM = ".source.json", "made_from"
+"""Suffix of the file beside a dataset that tells what it was made of, and its key."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ def prepare_text(
     workers: int = 1,
     part_bytes: int = PART_BYTES,
     progress: bool = False,
+    overwrite: bool = False,
 ) -> PreparedText:
     """Tokenize text into ``PREFIX.bin``, ``PREFIX.idx`` and ``PREFIX.tokenizer.json`` (or ``.model``).
 
@@ -142,10 +146,11 @@ def prepare_text(
         workers: number of processes that tokenize.
         part_bytes: about how much input a process takes at a time.
         progress: draw a progress bar on stderr.
+        overwrite: replace a dataset of this prefix that was made of something else.
 
     Raises:
         ArgumentError: a number is too small.
-        DataError: nothing to read, a file that cannot be used, or no place to write.
+        DataError: nothing to read, a file that cannot be used, no place to write, or another dataset there.
     """
     if split_documents is not None and split_documents < 1:
         raise ArgumentError(
@@ -156,6 +161,12 @@ def prepare_text(
     reading = Reading(split_documents, encoding_errors, tuple(json_keys))
     files = text_files(inputs, suffixes)
     prefix = str(output_prefix)
+    vocabulary: Any = vocab_size
+    if tokenizer is not None and os.path.exists(tokenizer):
+        vocabulary = [str(tokenizer), *file_facts(tokenizer), tokenizer_type, eod_token]
+    made_from = _digest_of(files, reading, [vocabulary, append_eod])
+    if not overwrite:
+        _refuse_other_dataset(prefix, made_from)
     folder = Path(f"{prefix}.parts")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -177,7 +188,7 @@ def prepare_text(
             parts = plan_parts(files, work, part_bytes)
             bar.begin("tokenizing", sum(part.size for part in parts))
             reused, skipped = make_parts(parts, work, workers, bar.advance)
-            documents, text_bytes, final = _publish(prefix, parts, work, chosen, len(files))
+            documents, text_bytes, final = _publish(prefix, parts, work, chosen, len(files), made_from)
             shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
         raise DataError(
@@ -197,13 +208,35 @@ def prepare_text(
     )
 
 
+def _digest_of(files: Sequence[Path], reading: Reading, options: Any) -> str:
+    """Return a digest of the files, their sizes and times, and how they are read and tokenized."""
+    facts = [asdict(reading), options, [[str(file), *file_facts(file)] for file in files]]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _refuse_other_dataset(prefix: str, made_from: str) -> None:
+    """Raise where a dataset of this prefix was made of other text, with other options, or by something else.
+
+    The same command again makes the same dataset again, which loses nothing.
+    """
+    if not os.path.lexists(f"{prefix}.idx"):
+        return
+    try:
+        recorded = json.loads(Path(f"{prefix}{_SOURCE}").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        recorded = None
+    if not isinstance(recorded, dict) or recorded.get(_MADE_FROM) != made_from:
+        raise DataError(
+            f"--output-prefix {prefix!r}: {prefix}.idx is there already, not made of this text with these "
+            f"options; name another prefix, or replace it with {_OVERWRITE}"
+        )
+
+
 def _trained_tokenizer(
     files: Sequence[Path], reading: Reading, vocab_size: int, folder: Path, bar: _Progress
 ) -> Path:
     """Train on all documents, or take what an interrupted run with the same input trained."""
-    facts = [asdict(reading), vocab_size, [[str(file), *file_facts(file)] for file in files]]
-    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-    target = folder / f"tokenizer-{digest}.json"
+    target = folder / f"tokenizer-{_digest_of(files, reading, vocab_size)}.json"
     if target.is_file():
         return target
     bar.begin("training the tokenizer", sum(file.stat().st_size for file in files))
@@ -220,7 +253,7 @@ def _trained_tokenizer(
 
 
 def _publish(
-    prefix: str, parts: Sequence[Part], work: Work, tokenizer: TextTokenizer, files: int
+    prefix: str, parts: Sequence[Part], work: Work, tokenizer: TextTokenizer, files: int, made_from: str
 ) -> tuple[int, int, Path]:
     """Join the parts into the dataset; return documents, bytes of text, and the tokenizer's path."""
     final = [Path(f"{prefix}{suffix}") for suffix in (f".tokenizer{tokenizer.suffix}", ".bin", ".idx")]
@@ -234,6 +267,7 @@ def _publish(
         write_index(temporary[2], lengths, np.dtype(work.dtype))
         # An older index must not describe new tokens, not even for a moment.
         final[2].unlink(missing_ok=True)
+        Path(f"{prefix}{_SOURCE}").write_text(json.dumps({_MADE_FROM: made_from}) + "\n")
         for written, path in zip(temporary, final):
             os.replace(written, path)
         note_token(final[0], tokenizer.eod_token)
@@ -324,6 +358,7 @@ class _Progress:
     show_default=True,
     help="What to do with text that is not UTF-8.",
 )
+@click.option(_OVERWRITE, is_flag=True, help="Replace a dataset of other text or options.")
 @click.option("--suffix", "suffixes", multiple=True, help="What counts as text in a folder; may be repeated.")
 def command(inputs: tuple[str, ...], output_prefix: str, suffixes: tuple[str, ...], **options: Any) -> None:
     """Tokenize text into a dataset for --data-path.
