@@ -16,6 +16,7 @@ from mindspeed_core.hosts.standalone import HOST
 from mindspeed_core.megatron.config_fields import config_fields
 from mindspeed_core.registry import Registry
 from mindspeed_core.runtime.rank_check import content_facts
+from mindspeed_core.testing.shared_order import share_orders
 
 MODULES = (
     "torch.distributed",
@@ -47,6 +48,7 @@ for name in (*MODULES, "mindspeed_core.hosts.standalone.loop", *HOST.stages, HOS
 # Read from the sources of megatron-core and of plugins, once in a process.
 config_fields()
 content_facts(Registry.discover())
+share_orders()
 
 for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
     try:

@@ -175,7 +175,7 @@ def test_ranks_die_with_a_killed_parent(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     parent = subprocess.Popen([sys.executable, str(script), str(pids)], env=environment)
     pause = threading.Event()
-    for _ in range(600):
+    for _ in range(3000):
         if len([file for file in pids.iterdir() if file.read_text()]) == 2 or parent.poll() is not None:
             break
         pause.wait(0.1)
