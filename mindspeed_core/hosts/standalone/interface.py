@@ -14,12 +14,18 @@ if TYPE_CHECKING:
     from mindspeed_core.hosts.standalone.checkpoint.content import layout, layout_metadata, sharded_state
     from mindspeed_core.hosts.standalone.checkpoint.save import Saver
     from mindspeed_core.hosts.standalone.checkpoint.writer import write_job
+    from mindspeed_core.hosts.standalone.data.python_helpers import index_builders
+    from mindspeed_core.hosts.standalone.data.stages import MadeUpDataset
     from mindspeed_core.hosts.standalone.loop import setup, teardown
     from mindspeed_core.hosts.standalone.step import run_schedule
+    from mindspeed_core.hosts.standalone.text.tokenizer import NullTokenizer
 
 __all__ = [
+    "MadeUpDataset",
+    "NullTokenizer",
     "Saver",
     "batch_at",
+    "index_builders",
     "layout",
     "layout_metadata",
     "run_schedule",
@@ -31,8 +37,11 @@ __all__ = [
 
 _HERE = "mindspeed_core.hosts.standalone."
 _MODULES = {
+    "MadeUpDataset": _HERE + "data.stages",
+    "NullTokenizer": _HERE + "text.tokenizer",
     "Saver": _HERE + "checkpoint.save",
     "batch_at": _HERE + "arguments.run_length",
+    "index_builders": _HERE + "data.python_helpers",
     "layout": _HERE + "checkpoint.content",
     "layout_metadata": _HERE + "checkpoint.content",
     "run_schedule": _HERE + "step",
