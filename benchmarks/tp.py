@@ -68,7 +68,7 @@ RANKS = 2
 
 @dataclass(frozen=True)
 class Goal:
-    """What should be seen.
+    """Goal of a measurement.
 
     Attributes:
         name: in words.

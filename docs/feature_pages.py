@@ -33,18 +33,18 @@ def value_text(condition: Requirement | Conflict) -> str:
 def requirement_text(requirement: Requirement) -> str:
     """One requirement with its reason."""
     if requirement.any_of:
-        what = " or ".join(code(name) for name in requirement.any_of)
+        condition = " or ".join(code(name) for name in requirement.any_of)
     elif requirement.flag:
-        what = value_text(requirement)
+        condition = value_text(requirement)
     else:
-        what = code(requirement.feature) + (" (switched on with it)" if requirement.implies else "")
-    return f"{what}: {requirement.reason}" if requirement.reason else what
+        condition = code(requirement.feature) + (" (switched on with it)" if requirement.implies else "")
+    return f"{condition}: {requirement.reason}" if requirement.reason else condition
 
 
 def conflict_text(conflict: Conflict) -> str:
     """One conflict with its reason."""
-    what = code(conflict.feature) if conflict.feature else value_text(conflict)
-    return f"{what}: {conflict.reason}" if conflict.reason else what
+    condition = code(conflict.feature) if conflict.feature else value_text(conflict)
+    return f"{condition}: {conflict.reason}" if conflict.reason else condition
 
 
 def features_page(registry: Registry) -> str:
@@ -52,8 +52,9 @@ def features_page(registry: Registry) -> str:
     lines = [
         "# Features",
         "",
-        "What the plugins of this repository bring, a page for each feature. `mindspeed-features show NAME`",
-        "prints the same for every feature that is installed where you are.",
+        "What the plugins of this repository bring, a page for each feature.",
+        "`mindspeed-features show NAME --all` prints the same for every feature that is installed",
+        "where you are.",
     ]
     families: dict[str, list[tuple[str, type[Feature]]]] = {}
     for record in registry.features.values():

@@ -186,7 +186,7 @@ def flags_page(registry: Registry) -> str:
     lines = [
         "# Flags",
         "",
-        "Names and meaning are Megatron-LM's wherever Megatron-LM has the flag. `mindspeed-train --help`",
+        "Names and meaning are Megatron-LM's wherever Megatron-LM has the flag. `mindspeed-train --help all`",
         "lists the same, with the flags of everything that is installed.",
     ]
     for name, members in groups.items():

@@ -92,6 +92,7 @@ class Flag:
         group: heading in ``--help``; features leave it empty and get the heading of their family.
         changes_training: the value decides what is trained (a mask, a loss, which tokens an expert drops),
             not only how. Given where nothing reads it, such a flag is refused; any other one is noted.
+        since: the version of its distribution that brought it; empty for the first release.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Flag:
     group: str = ""
     choices_from: str = ""
     changes_training: bool = False
+    since: str = ""
 
     def __post_init__(self) -> None:
         for option in (self.name, *self.aliases):

@@ -1,4 +1,4 @@
-"""What a linear's input and output mean on a rank, for modules that go around linears.
+"""Layout of a linear layer's input and output on a rank, for modules that go around linear layers.
 
 megatron-core's column and row linears take and give the parts that its documentation says; a module that
 adds to their output relies on it. A linear that differs declares a `LinearLayout`, and whoever wraps it has

@@ -501,8 +501,8 @@ class Session:
             SessionError: names every feature that matched nothing.
         """
         wanted = [feature.name for feature in self._feature_classes if feature.places_modules]
-        mine = [self.placements[name] + self.instances.placed(name) for name in wanted]
-        parts = all_gather_values(mine, group) if wanted else []
+        placed = [self.placements[name] + self.instances.placed(name) for name in wanted]
+        parts = all_gather_values(placed, group) if wanted else []
         if self.platform.dry_run and len(parts) > 1:
             # Nobody tells what stages that this rank does not have have found.
             return

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+STEPS = 7
 FEATURES = ("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn")
 MODEL = (
     "--num-layers 4 --hidden-size 192 --num-attention-heads 6 --group-query-attention --num-query-groups 2 "
@@ -42,13 +43,15 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
 
-    say("1. real text: documentation topics and docstrings of this Python installation")
+    print("Pretrain a small GPT on real English text, stop halfway, resume, and let it write.")
+    print(f"Two processes on this machine, {options.steps} steps, everything in {out}.")
+    say(1, "Collect text", "documentation topics and docstrings of this Python installation")
     from mindspeed_core.hosts.standalone.text.corpus import write_corpus
 
     documents, size = write_corpus(out / "corpus")
     print(f"   {documents:,} documents, {size / 2**20:.1f} MiB in {out / 'corpus'}")
 
-    say("2. byte-level BPE and a megatron dataset")
+    say(2, "Make a dataset", "train a byte-level BPE tokenizer, write Megatron's .bin and .idx")
     program("prepare-text", str(out / "corpus"), "--output-prefix", str(out / "text"), "--vocab-size", "2048")
 
     data = ["--data-path", str(out / "text"), "--tokenizer-model", str(out / "text.tokenizer.json")]
@@ -58,17 +61,19 @@ def main() -> int:
     flags += ["--train-iters", str(options.steps), "--save", str(out / "checkpoints")]
     flags += ["--eval-interval", str(half), "--eval-iters", "8"]
 
-    say("3. the plan: what these flags switch on")
+    say(3, "Look at the plan", "what the flags of the training switch on, before anything starts")
     run([sys.executable, "-m", "mindspeed_core.cli.features", "plan", "--", *flags])
 
-    say(f"4. training on two processes, the first {half} of {options.steps} steps")
+    say(
+        4, f"Train steps 1 to {half}", "tensor and sequence parallelism, distributed optimizer, fused kernels"
+    )
     # The demo may have run in this folder before.
     torchrun(*flags, "--exit-interval", str(half), "--start-over")
 
-    say(f"5. resuming from step {half} in fresh processes")
+    say(5, f"Resume at step {half}", "fresh processes continue from the checkpoint, bit for bit")
     torchrun(*flags, "--load", str(out / "checkpoints"), "--exit-on-missing-checkpoint")
 
-    say("6. what the model has learned")
+    say(6, "Sample", "one process loads what two have saved, and continues a prompt")
     prompt = "The module provides a function that"
     program(
         "sample", "--prompt", prompt, "--length", "60", "--top-k", "8",
@@ -76,7 +81,7 @@ def main() -> int:
         str(out / "text.tokenizer.json"),
     )  # fmt: skip
 
-    say("7. the result")
+    say(7, "Result", "the loss on text that the model has not seen, against a model of single tokens")
     from mindspeed_core.hosts.standalone.monitoring.curves import draw_loss_curve
     from mindspeed_core.hosts.standalone.monitoring.records import read_metrics
     from mindspeed_core.hosts.standalone.text.prepare import unigram_entropy
@@ -85,9 +90,9 @@ def main() -> int:
     history = read_metrics(out / "run" / "metrics.jsonl")
     validation = [row["validation_loss"] for row in history if "validation_loss" in row]
     draw_loss_curve(history, out / "run" / "loss_curve.png", {"unigram entropy": entropy})
-    print(f"   unigram entropy of the data {entropy:.4f} nats per token")
-    print(f"   validation loss             {validation[-1]:.4f} nats per token")
-    print(f"   {time.monotonic() - started:.0f} s in all; everything lies in {out}:")
+    print(f"   entropy of single tokens  {entropy:.4f} nats per token")
+    print(f"   validation loss           {validation[-1]:.4f} nats per token")
+    print(f"   {time.monotonic() - started:.0f} s in all; files in {out}:")
     for name in ("corpus", "text.bin", "text.idx", "text.tokenizer.json", "checkpoints"):
         print(f"     {out / name}")
     print(f"     {out / 'run' / 'metrics.jsonl'}\n     {out / 'run' / 'loss_curve.png'}")
@@ -123,9 +128,9 @@ def run(command: Sequence[str], **environment: str) -> None:
         sys.exit(finished.returncode)
 
 
-def say(text: str) -> None:
-    """Print a heading."""
-    print(f"\n== {text}", flush=True)
+def say(step: int, title: str, text: str) -> None:
+    """Print the heading of a step, and what happens in it."""
+    print(f"\n== {step}/{STEPS}  {title}\n   {text}\n", flush=True)
 
 
 if __name__ == "__main__":

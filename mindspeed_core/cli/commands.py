@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindspeed_core.discovery.entry_points import COMMANDS, Source, broken, sources
+from mindspeed_core.discovery.entry_points import COMMANDS, Installed, Source, broken, sources
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.errors import UserError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
 
 TRAIN_PROGRAM = "mindspeed-train"
-TRAIN_WORDS = ("help",)
+TRAIN_WORDS = ("help", "completion")
 """Words that mean something to ``mindspeed-train`` itself."""
 
 
@@ -50,15 +50,18 @@ def load_own(name: str, where: str) -> click.Command:
     return load_added(name, brought)
 
 
-def added_commands(group: str, own: Collection[str] = ()) -> dict[str, list[Source]]:
+def added_commands(
+    group: str, own: Collection[str] = (), installed: Installed | None = None
+) -> dict[str, list[Source]]:
     """Return the sub-commands of an entry-point group with everybody who claims each.
 
     Args:
         group: the entry-point group of a program.
         own: names of the program itself, which nobody else gets.
+        installed: entry points that were read already; by default they are read now.
     """
     found: dict[str, list[Source]] = {}
-    for source in sources(group):
+    for source in sources(group) if installed is None else installed.sources(group):
         if source.name not in own:
             found.setdefault(source.name, []).append(source)
     return found

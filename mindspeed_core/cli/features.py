@@ -21,8 +21,11 @@ from mindspeed_core.terminal.program import ExplainedGroup, run_program
 PROGRAM = "mindspeed-features"
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "list": ("mindspeed_core.cli.list_command", "List features, broken plugins, extension points."),
-    "show": ("mindspeed_core.cli.show_command", "Show everything one feature declares."),
+    "list": ("mindspeed_core.cli.list_command", "List features with their state on this machine."),
+    "show": (
+        "mindspeed_core.cli.show_command",
+        "Show what one feature does, its flags, its conditions.",
+    ),
     "plan": ("mindspeed_core.cli.plan_command", "Say what a command line would switch on, and why."),
     "migrate": ("mindspeed_core.cli.migrate_command", "Say what becomes of a launch script, flag by flag."),
     "patches": ("mindspeed_core.cli.patches_command", "List patched symbols: by whom and why."),

@@ -1,14 +1,16 @@
-"""``mindspeed-features graph``: requirements, order, conflicts and slots as a Mermaid or DOT drawing."""
+"""``mindspeed-features graph``: requirements, order, conflicts and slots, as text, Mermaid or DOT."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
+from mindspeed_core.cli.feature_names import find_feature
 from mindspeed_core.feature import Feature
 from mindspeed_core.terminal.foreign_text import emit
+from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_rows
 from mindspeed_core.terminal.training_flags import (
     UNPROCESSED_FLAGS,
     host_option,
@@ -16,6 +18,7 @@ from mindspeed_core.terminal.training_flags import (
     platform_option,
     training_flags,
 )
+from mindspeed_core.terminal.wrapped import columns, say
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,21 @@ class Graph:
 )
 @host_option
 @platform_option
-@click.option("--format", "form", type=click.Choice(["mermaid", "dot"]), default="mermaid", show_default=True)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "mermaid", "dot"]),
+    help="By default text on a terminal and mermaid elsewhere.",
+)
+@click.option("--around", metavar="NAME", help="Only this feature and those it is related to.")
 @training_flags
-def command(host: str, platform: str | None, form: str, flags: tuple[str, ...]) -> None:
+def command(
+    host: str, platform: str | None, form: str | None, around: str | None, flags: tuple[str, ...]
+) -> None:
     """Draw how features depend on each other.
 
-    With FLAGS only the features that a training with these flags would switch on.
+    With FLAGS only the features that a training with these flags would switch on. The text counts relations
+    by family and names who fills each slot; with --around or FLAGS it lists every relation.
     """
     from mindspeed_core.registry import Registry
 
@@ -57,7 +69,21 @@ def command(host: str, platform: str | None, form: str, flags: tuple[str, ...]) 
         plan = make_plan(registry, flags, host=host, platform=platform).plan
         features = {name: cls for name, cls in features.items() if name in plan}
     graph = graph_of(features)
-    emit(as_mermaid(graph) if form == "mermaid" else as_dot(graph))
+    if around is not None:
+        name = find_feature(registry, around).cls.name
+        near = {
+            end
+            for edge in graph.edges
+            if name in (edge.source, edge.target)
+            for end in (edge.source, edge.target)
+        }
+        graph = graph_of({other: cls for other, cls in features.items() if other in {name, *near}})
+        graph = replace(graph, edges=tuple(e for e in graph.edges if name in (e.source, e.target)))
+    form = form or ("mermaid" if columns() is None else "text")
+    if form == "text":
+        print_relations(graph) if around or flags else print_overview(graph)
+    else:
+        emit(as_mermaid(graph) if form == "mermaid" else as_dot(graph))
 
 
 def graph_of(features: Mapping[str, type[Feature]]) -> Graph:
@@ -99,6 +125,44 @@ def graph_of(features: Mapping[str, type[Feature]]) -> Graph:
         tuple(sorted(slots)),
         tuple(edges),
     )
+
+
+def print_overview(graph: Graph) -> None:
+    """Print how many relations each family has, and which features fill each slot."""
+    rows = [tuple(Cell(text, "dim") for text in ("family", "features", "requires", "conflicts"))]
+    for family, names in graph.families.items():
+        counts = [
+            sum(edge.kind in kinds and bool({edge.source, edge.target} & {*names}) for edge in graph.edges)
+            for kinds in (("requires", "any-of"), ("conflict",))
+        ]
+        rows.append((Cell(family, "bold"), *(Cell(str(number)) for number in (len(names), *counts))))
+    print_rows(rows, tabs=False)
+    fill: dict[str, list[str]] = {}
+    for edge in graph.edges:
+        if edge.kind == "slot":
+            fill.setdefault(edge.target, []).append(edge.source)
+    if fill:
+        emit()
+        print_heading("slots", "of the features that fill one, one at a time")
+        print_rows([(slot, ", ".join(fill[slot])) for slot in sorted(fill)], indent=2, tabs=False)
+    emit()
+    print_hint(
+        "mindspeed-features graph --around NAME lists those of one feature; --format mermaid draws all."
+    )
+
+
+def print_relations(graph: Graph) -> None:
+    """Print every relation as one line."""
+    words = {"requires": "requires", "any-of": "requires one of", "after": "comes after", "slot": "fills"}
+    rows = [
+        (Cell(edge.source, "name"), Cell(words.get(edge.kind, "excludes"), "dim"), edge.target)
+        for edge in graph.edges
+    ]
+    print_rows(rows, tabs=False)
+    alone = [name for names in graph.families.values() for name in names]
+    related = {end for edge in graph.edges for end in (edge.source, edge.target)}
+    if without := [name for name in alone if name not in related]:
+        say(f"without relations: {', '.join(without)}", hang=2)
 
 
 _MERMAID_LINES = {

@@ -31,11 +31,17 @@ from mindspeed_core.terminal.training_flags import (
 )
 @host_option
 @platform_option
+@click.option("--all", "everything", is_flag=True, help="Also packages, order and patches.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @training_flags
 @click.pass_context
 def command(
-    context: click.Context, host: str, platform: str | None, as_json: bool, flags: tuple[str, ...]
+    context: click.Context,
+    host: str,
+    platform: str | None,
+    everything: bool,
+    as_json: bool,
+    flags: tuple[str, ...],
 ) -> None:
     """Say what a training with these FLAGS would switch on, in which order and why.
 
@@ -64,7 +70,7 @@ def command(
     if as_json:
         emit(json.dumps(_as_json(planned), indent=2, default=str))
     else:
-        print_plan(planned)
+        print_plan(planned, everything=everything)
 
 
 def _problem(problem: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""``mindspeed-features show NAME``: everything one feature declares, and its documentation page."""
+"""``mindspeed-features show NAME``: what a feature does; on request all that it declares, or its page."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from mindspeed_core.cli.feature_names import complete_features, find_feature
+from mindspeed_core.cli.feature_states import STATE_STYLES, state_here
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.installed import package_file
+from mindspeed_core.errors import UserError
 from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Requirement, Scenario
+from mindspeed_core.flags.help import placeholder
 from mindspeed_core.terminal.foreign_text import emit
+from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_labelled, print_rows
+from mindspeed_core.terminal.training_flags import platform_option
 from mindspeed_core.terminal.wrapped import say
 
 if TYPE_CHECKING:
@@ -19,10 +24,13 @@ if TYPE_CHECKING:
     from mindspeed_core.registry import FeatureRecord, Registry
 
 
-@click.command("show", short_help="Show everything one feature declares.")
+@click.command("show", short_help="Show what one feature does, its flags, its conditions.")
 @click.argument("name", shell_complete=complete_features)
-def command(name: str) -> None:
-    """Show everything the feature NAME declares: flags, requirements, patches, proofs, its page.
+@click.option("--all", "everything", is_flag=True, help="Also stages, slots, patches, proofs and facts.")
+@click.option("--page", is_flag=True, help="Print its documentation page instead.")
+@platform_option
+def command(name: str, everything: bool, page: bool, platform: str | None) -> None:
+    """Show what the feature NAME does, its flags, and what it needs and excludes.
 
     NAME may also be one of its flags; write -- before it then.
     """
@@ -30,23 +38,61 @@ def command(name: str) -> None:
 
     registry = Registry.discover()
     record = find_feature(registry, name)
+    if page:
+        _print_page(record.cls)
+        return
+    _print_head(registry, record, platform)
+    _print_flags(registry, record.cls, everything=everything)
+    _print_conditions(registry, record)
+    if everything:
+        _print_declarations(registry, record.cls)
+    emit()
+    more = [] if everything else [f"mindspeed-features show {record.cls.name} --all: stages, patches, proofs"]
+    if record.cls.docs:
+        more.append(f"mindspeed-features show {record.cls.name} --page: how it works")
+    for line in more:
+        print_hint(line)
+
+
+def _print_head(registry: Registry, record: FeatureRecord, platform: str | None) -> None:
+    """Print what the feature is for, whether it works here, and where it comes from."""
     feature = record.cls
-    say(f"{feature.name}: {feature.summary}", hang=4)
-    say(
-        f"family {feature.family}, level {feature.level}, {feature.stability}, "
-        f"{record.dist} {record.version}, declared in {feature.__module__}",
-        hang=4,
-    )
-    _print_flags(registry, feature)
-    _section("stages", _stages(feature))
-    _section("slots", _slots(registry, feature))
-    _section("replaces modules with the roles", list(feature.replaces_roles))
+    chosen, state = state_here(registry, feature, platform)
+    print_heading(feature.name, f"{record.dist} {record.version}")
+    say(feature.summary)
+    emit()
+    print_labelled("here", Cell(f"{state} (platform {chosen})", STATE_STYLES[state.state]))
+    if state.reason:
+        print_labelled("", state.reason)
+    if state.remedy:
+        # A command to copy stays in one piece.
+        emit(f"          -> {state.remedy}")
+    prototype = f", {feature.stability}" if feature.stability != "stable" else ""
+    level = f"{feature.level} (on with --optimization-level {feature.level} or more){prototype}"
+    print_labelled("level", level)
+    print_labelled("family", feature.family)
+    print_labelled("runs on", f"{', '.join(feature.platforms)} ({', '.join(feature.modes)})")
+    if feature.hosts:
+        print_labelled("hosts", ", ".join(feature.hosts))
+
+
+def _print_conditions(registry: Registry, record: FeatureRecord) -> None:
+    """Print what has to be there, what must not, and who does its work elsewhere."""
+    feature = record.cls
     _section("requires", [_requirement(requirement) for requirement in feature.requires])
+    _section("packages", list(feature.packages))
     _section("conflicts", [_conflict(conflict) for conflict in _conflicts(registry, record)])
+    _section("fills", _slots(registry, feature))
+    _section("elsewhere", _elsewhere(feature))
+
+
+def _print_declarations(registry: Registry, feature: type[Feature]) -> None:
+    """Print the rest of what a feature declares, for authors."""
+    _section("declared in", [feature.__module__])
+    _section("stages", _stages(feature))
+    _section("replaces modules with the roles", list(feature.replaces_roles))
     _section("comes after", list(feature.after))
     _section("comes before", list(feature.before))
-    _section("packages", list(feature.packages))
-    _section("runs on", _platforms(feature))
     _section(
         "patches",
         [
@@ -60,34 +106,47 @@ def command(name: str) -> None:
     _section(
         "worth tuning", [f"{flag}: {', '.join(map(str, values))}" for flag, values in feature.tuning.items()]
     )
-    _print_page(feature)
 
 
 def _section(title: str, lines: Iterable[str]) -> None:
     lines = list(lines)
     if lines:
-        emit(f"\n{title}:")
+        emit()
+        print_heading(title)
         for line in lines:
             say(line, indent=2, hang=2 + len(line) - len(line.lstrip()))
 
 
-def _print_flags(registry: Registry, feature: type[Feature]) -> None:
+def _print_flags(registry: Registry, feature: type[Feature], *, everything: bool) -> None:
+    """Print one line a flag, or every flag with its type, choices and whole help."""
     from mindspeed_core.flags.flag_set import flag_set
-    from mindspeed_core.terminal.tables import print_table
 
+    if not feature.flags:
+        return
     installed = registry.host_names()
     known = flag_set(registry, next((host for host in feature.hosts if host in installed), DEFAULT_HOST))
-    rows = [
-        (
-            " ".join(flag.options),
-            "switch" if flag.is_switch else getattr(flag.type, "__name__", "value"),
-            *_as_installed(flag, known, feature.name),
-        )
-        for flag in feature.flags
-    ]
-    if rows:
-        emit()
-        print_table(("flag", "type", "default", "choices", "meaning"), rows, heading=(0, 4))
+    emit()
+    print_heading("flags")
+    described = [(flag, *_as_installed(flag, known, feature.name)) for flag in feature.flags]
+    if everything:
+        for flag, default, choices, meaning in described:
+            kind = "switch" if flag.is_switch else getattr(flag.type, "__name__", "value")
+            facts = [f"default {default}" if default != "-" and not flag.is_switch else ""]
+            facts += [f"one of {choices}" if choices != "-" else ""]
+            say(f"{' '.join(flag.options)}  {', '.join([kind, *filter(None, facts)])}", indent=2, hang=4)
+            say(meaning, indent=6)
+        return
+    print_rows(
+        [
+            (
+                Cell(f"{flag.name}{'' if flag.is_switch else f' {placeholder(flag)}'}", "name"),
+                f"{meaning}{'' if flag.is_switch or default == '-' else f' (default {default})'}",
+            )
+            for flag, default, _, meaning in described
+        ],
+        indent=2,
+        tabs=False,
+    )
 
 
 def _as_installed(flag: Flag, known: FlagSet, feature: str) -> tuple[object, str, str]:
@@ -99,7 +158,7 @@ def _as_installed(flag: Flag, known: FlagSet, feature: str) -> tuple[object, str
         whole, meaning = entry.flag, flag.help
         if entry.owner != feature:
             meaning = f"{whole.help} ({entry.owner})" + (f" {flag.help}" if flag.help != whole.help else "")
-    default = "-" if whole.default is None else whole.default
+    default = "-" if whole.default in (None, "") else whole.default
     if not flag.is_switch and flag.default not in (None, whole.default):
         default = f"{default}; {flag.default} with {feature}"
     return default, " ".join(map(str, whole.choices)) or "-", meaning
@@ -133,12 +192,12 @@ def _because(reason: str) -> str:
 
 def _requirement(requirement: Requirement) -> str:
     if requirement.any_of:
-        what = " or ".join(requirement.any_of)
+        condition = " or ".join(requirement.any_of)
     elif requirement.flag:
-        what = requirement.flag + _value(requirement.equals, requirement.one_of)
+        condition = requirement.flag + _value(requirement.equals, requirement.one_of)
     else:
-        what = requirement.feature + (" (switched on with it)" if requirement.implies else "")
-    return what + _because(requirement.reason)
+        condition = requirement.feature + (" (switched on with it)" if requirement.implies else "")
+    return condition + _because(requirement.reason)
 
 
 def _conflicts(registry: Registry, record: FeatureRecord) -> list[Conflict]:
@@ -154,15 +213,15 @@ def _conflicts(registry: Registry, record: FeatureRecord) -> list[Conflict]:
 
 
 def _conflict(conflict: Conflict) -> str:
-    what = conflict.feature or conflict.flag + _value(conflict.equals, conflict.one_of)
-    return what + _because(conflict.reason)
+    condition = conflict.feature or conflict.flag + _value(conflict.equals, conflict.one_of)
+    return condition + _because(conflict.reason)
 
 
-def _platforms(feature: type[Feature]) -> list[str]:
-    lines = [f"{', '.join(feature.platforms)} ({', '.join(feature.modes)})"]
+def _elsewhere(feature: type[Feature]) -> list[str]:
+    lines = []
     if feature.fallback is not None:
         taken = f"{feature.fallback.feature} takes over" if feature.fallback.feature else "it is left out"
-        lines.append(f"elsewhere {taken}: {feature.fallback.reason}")
+        lines.append(f"on other platforms {taken}: {feature.fallback.reason}")
     lines += [f"takes over from {taken.feature}: {taken.reason}" for taken in feature.takes_over]
     return lines
 
@@ -204,11 +263,10 @@ def _facts(feature: type[Feature]) -> list[str]:
 
 
 def _print_page(feature: type[Feature]) -> None:
-    if not feature.docs:
-        return
-    page = package_file(feature.docs)
-    if page is None:
-        emit(f"\ndocumentation: {feature.docs} is not in the installed package")
-    else:
-        emit(f"\ndocumentation ({feature.docs}):\n")
+    page = package_file(feature.docs) if feature.docs else None
+    if page is not None:
         emit(page.read_text(encoding="utf-8").rstrip())
+    elif feature.docs:
+        raise UserError(f"{feature.docs} is not in the installed package; reinstall it")
+    else:
+        raise UserError(f"the feature {feature.name} has no documentation page")

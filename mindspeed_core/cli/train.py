@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mindspeed_core.cli.commands import TRAIN_PROGRAM, TRAIN_WORDS
 from mindspeed_core.discovery.entry_points import TRAIN_COMMANDS, load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.platforms.broken_packages import take_broken_as_absent
 from mindspeed_core.platforms.cann import hold_back_torch_npu
 from mindspeed_core.terminal.errors import EXIT_INTERRUPTED, guarded, traceback_option
 from mindspeed_core.terminal.interrupts import ends_at_once, raise_again
@@ -24,23 +25,17 @@ from mindspeed_core.terminal.output import settle_output
 if TYPE_CHECKING:
     import click
 
-_USAGE = """usage: mindspeed-train FLAGS                  train (also under torchrun, srun)
-       mindspeed-train --nproc N FLAGS        train with N processes
-       mindspeed-train COMMAND ...            run a command (--help explains it)
-       mindspeed-train --nproc N COMMAND ...  run it in N processes, if made for it
+    from mindspeed_core.registry import Registry
 
-commands:
-{commands}
-
-Flags have Megatron-LM's names. `mindspeed-features plan -- FLAGS` shows what they
-switch on. --traceback, anywhere, prints tracebacks of errors too.
-"""
+_COMPLETION = "_MINDSPEED_TRAIN_COMPLETE"
+"""Variable through which a shell asks for completions."""
 _LAUNCH_FLAGS = ("--nproc", "--max-restarts")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit status: 0 done, 1 a problem (printed), 2 wrong usage, 130 after Ctrl-C."""
     hold_back_torch_npu()
+    take_broken_as_absent()
     with (
         ends_at_once(for_good=argv is None),
         traceback_option(sys.argv[1:] if argv is None else argv) as arguments,
@@ -54,12 +49,19 @@ def _main(arguments: Sequence[str]) -> int:
 
         print(f"{TRAIN_PROGRAM} {__version__}")
         return 0
+    if _COMPLETION in os.environ:
+        return guarded(_complete)
+    from mindspeed_core.cli.train_help import HELP, requested_topic
+
     launching, rest = _split(arguments)
+    if rest and rest[0] == "completion":
+        return guarded(lambda: _print_completion_script(rest[1:]))
     if not arguments or (rest and rest[0] in TRAIN_WORDS):
-        return guarded(_help)
+        return guarded(lambda: _help(HELP[0], rest[1] if len(rest) > 1 else ""))
     if rest and not rest[0].startswith("-"):
         return _command(launching, rest)
-    return guarded(_help) if {"-h", "--help"} & set(arguments) else _train(arguments)
+    topic = requested_topic(arguments)
+    return _train(arguments) if topic is None else guarded(lambda: _help(*topic))
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -168,20 +170,50 @@ def _load_command(name: str) -> click.Command:
     raise click.UsageError(f"No command {name!r}. {suggestion(name, [*own, *sorted(added)])}")
 
 
-def _help() -> int:
-    from mindspeed_core.cli.commands import added_commands, origin
+def _help(kind: str, name: str) -> int:
+    """Print the short help, that of a family, or that of a flag."""
+    from mindspeed_core.cli import train_help
     from mindspeed_core.flags.flag_set import flag_set
     from mindspeed_core.registry import Registry
 
     registry = Registry.discover()
+    flags = flag_set(registry, DEFAULT_HOST)
+    if kind == train_help.HELP_FLAG:
+        train_help.print_flag(flags, registry, name)
+    elif name:
+        train_help.print_family(flags, name)
+    else:
+        train_help.print_help(flags, _described_commands(registry))
+    return 0
+
+
+def _described_commands(registry: Registry) -> dict[str, str]:
+    """Return what each sub-command does, or who brings it."""
+    from mindspeed_core.cli.commands import added_commands, origin
+
     own = registry.host(DEFAULT_HOST).commands
     added = added_commands(TRAIN_COMMANDS, (*TRAIN_WORDS, *own))
-    rows = {name: text for name, (_, text) in own.items()}
-    rows |= {name: f"of {origin(added[name])}" for name in sorted(added)}
-    width = max(map(len, rows), default=0)
-    print(_USAGE.format(commands="\n".join(f"  {name:<{width}}  {text}" for name, text in rows.items())))
-    print(flag_set(registry, DEFAULT_HOST).format_help())
-    return 0
+    rows = {command: text for command, (_, text) in own.items()}
+    rows |= {command: f"of {origin(added[command])}" for command in sorted(added)}
+    return {**rows, "completion": "print the completion script of a shell"}
+
+
+def _complete() -> int:
+    """Answer a shell that asks for completions."""
+    from mindspeed_core.cli.train_completion import complete
+    from mindspeed_core.flags.flag_set import flag_set
+    from mindspeed_core.registry import Registry
+
+    registry = Registry.discover()
+    return complete(
+        TRAIN_PROGRAM, flag_set(registry, DEFAULT_HOST), _described_commands(registry), _load_command
+    )
+
+
+def _print_completion_script(arguments: Sequence[str]) -> int:
+    from mindspeed_core.cli.train_completion import print_script
+
+    return print_script(TRAIN_PROGRAM, arguments[0] if arguments else "")
 
 
 def _train(arguments: Sequence[str]) -> int:

@@ -120,8 +120,10 @@ def _prove(
             )
             yield Verdict(feature.name, "-", passed=False, tolerance=0.0, error=reason)
         for scenario in feature.verify:
-            there = kinds & {*(scenario.platforms or feature.platforms)}
-            reason = f"not for platform {platform}" if not there else why_not_dry(scenario) if fake else ""
+            applicable = kinds & {*(scenario.platforms or feature.platforms)}
+            reason = (
+                f"not for platform {platform}" if not applicable else why_not_dry(scenario) if fake else ""
+            )
             if reason:
                 left_out.append(f"{feature.name} / {scenario.name} ({reason})")
             else:

@@ -21,7 +21,7 @@ from mindspeed_core.feature import Feature, Flag, Slot
 from mindspeed_core.flags.announced import feature_owners, flag_owners
 from mindspeed_core.flags.core import CORE_FLAGS
 
-HELP_OPTIONS = ("--help",)
+HELP_OPTIONS = ("--help", "--help-flag")
 
 
 @dataclass(eq=False)

@@ -111,13 +111,13 @@ def compare_order(
         b: another one.
         b_calls: likewise.
     """
-    mine, theirs = _collectives(a_calls, b), _collectives(b_calls, a)
-    for index in range(max(len(mine), len(theirs))):
-        one, other = _at(mine, index), _at(theirs, index)
+    own, theirs = _collectives(a_calls, b), _collectives(b_calls, a)
+    for index in range(max(len(own), len(theirs))):
+        one, other = _at(own, index), _at(theirs, index)
         if one is None or other is None or _shared(a_calls[one]) != _shared(b_calls[other]):
             group = a_calls[one].group if one is not None else b_calls[other or 0].group
             return index, Disagreement(group, (a, b), index, (one, other))
-    counted = len(mine)
+    counted = len(own)
     for sender, sent, receiver, received in ((a, a_calls, b, b_calls), (b, b_calls, a, a_calls)):
         further, found = _compare_messages(sender, sent, receiver, received)
         counted += further
@@ -134,8 +134,8 @@ def disagreements(calls: Sequence[Sequence[OrderedCall]]) -> list[str]:
     """
     found = []
     for b, theirs in enumerate(calls):
-        for a, mine in enumerate(calls[:b]):
-            _, one = compare_order(a, mine, b, theirs)
+        for a, own in enumerate(calls[:b]):
+            _, one = compare_order(a, own, b, theirs)
             if one is None:
                 continue
             said = [

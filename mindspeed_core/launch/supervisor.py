@@ -124,21 +124,21 @@ class Supervisor:
         before = {number: signal.signal(number, self._forward) for number in heeded}
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _notice)
         old_wakeup = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        mine = (wake_read, wake_write, life_write)
+        descriptors = (wake_read, wake_write, life_write)
         try:
-            return self._run(wake_read, life_read, mine)
+            return self._run(wake_read, life_read, descriptors)
         finally:
             self._kill()
             signal.set_wakeup_fd(old_wakeup)
             for number, handler in before.items():
                 signal.signal(number, handler)
-            for descriptor in (*mine, life_read):
+            for descriptor in (*descriptors, life_read):
                 os.close(descriptor)
 
-    def _run(self, wake: int, life: int, mine: tuple[int, ...]) -> int:
+    def _run(self, wake: int, life: int, descriptors: tuple[int, ...]) -> int:
         restart = 0
         while True:
-            self._begin(restart, life, mine)
+            self._begin(restart, life, descriptors)
             cause = self._watch(wake)
             if cause is None:
                 return EXIT_INTERRUPTED if self._interrupted else 0
@@ -159,7 +159,7 @@ class Supervisor:
                 f"({restart} of --max-restarts {self.restarts})"
             )
 
-    def _begin(self, restart: int, life: int, mine: tuple[int, ...]) -> None:
+    def _begin(self, restart: int, life: int, descriptors: tuple[int, ...]) -> None:
         self._workers, self._killed_by_us = [], False
         with socket.create_server(("127.0.0.1", 0), backlog=max(128, self.count)) as listener:
             for rank in range(self.count):
@@ -185,7 +185,7 @@ class Supervisor:
                     keep = (*keep, listener.fileno())
                 others = tuple(pipe for worker in self._workers for pipe in (worker.pipe, worker.pulse))
                 unused = () if rank == 0 else (listener.fileno(),)
-                setup = WorkerSetup(variables, keep, (*mine, *others, reading, hearing, *unused))
+                setup = WorkerSetup(variables, keep, (*descriptors, *others, reading, hearing, *unused))
                 pid = self._start(setup)
                 for descriptor in (writing, telling):
                     os.close(descriptor)

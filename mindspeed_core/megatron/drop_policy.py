@@ -32,7 +32,7 @@ _DROP = Patch(
 
 @dataclass
 class _Applied:
-    """Whether a session drops by position."""
+    """Record that a session drops tokens by position."""
 
     done: bool = False
 

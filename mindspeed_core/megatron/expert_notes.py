@@ -21,9 +21,9 @@ def notes(args: Any) -> list[str]:
     if routes_by_sinkhorn(args):
         decided.append("--moe-router-load-balancing-type sinkhorn chooses experts")
     return [
-        f"{what} in each of the {parts} parts of a sequence by itself, so that the run differs from one on "
+        f"{choice} in each of the {parts} parts of a sequence by itself, so that the run differs from one on "
         "whole sequences, as in Megatron-LM"
-        for what in decided
+        for choice in decided
     ]
 
 

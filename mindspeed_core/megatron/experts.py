@@ -80,11 +80,11 @@ def draw_experts(
         with get_cuda_rng_tracker().fork(get_expert_parallel_rng_tracker_name()):
             return [draw() for _ in range(num_local_experts)]
     first = pg.ep.rank() * num_local_experts
-    mine = range(first, first + num_local_experts)
+    local_experts = range(first, first + num_local_experts)
     drawn = []
     for expert in range(pg.ep.size() * num_local_experts):
         weights = draw()
-        if expert in mine:
+        if expert in local_experts:
             drawn.append(weights)
     return drawn
 

@@ -119,7 +119,7 @@ _PARALLEL = grouped(
     ),
     Flag(
         "--variable-seq-lengths",
-        help="Pipeline stages tell each other the shape of every micro-batch, which may differ in length.",
+        help="Send the shape of every micro-batch between pipeline stages; lengths may differ.",
     ),
     Flag(
         "--distributed-timeout-minutes",
@@ -140,7 +140,7 @@ _TRAINING = grouped(
         type=int,
         nargs=3,
         metavar="N",
-        help="Let the batch grow: size at the start, increment, samples until --global-batch-size.",
+        help="Ramp up the batch: start size, increment, samples until --global-batch-size is reached.",
     ),
     Flag("--train-iters", type=int, help="Steps of the whole run."),
     Flag("--train-samples", type=int, help="Samples of the whole run, instead of --train-iters."),

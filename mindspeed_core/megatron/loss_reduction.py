@@ -117,8 +117,8 @@ def own_table(
         training: see `reduced_table`.
     """
     groups = _groups(run)
-    mine = _reported(reports)
-    names = _names(run, mine, groups, training)
+    local = _reported(reports)
+    names = _names(run, local, groups, training)
     device = next((value.device for report in reports for value in report.values()), None)
     # The last row tells of names that are not in the table.
     table = torch.zeros(len(names) + 1, 3, device=device or run.dist.device)
@@ -127,7 +127,7 @@ def own_table(
         if found:
             row[:2] = torch.stack(found).sum(dim=0)
             row[2] = len(found)
-    if not set(mine) <= set(names):
+    if not set(local) <= set(names):
         table[-1] = 1.0
     return names, table
 
@@ -148,10 +148,10 @@ def with_same_names(
     if not reports:
         return []
     data, _ = groups = (_groups(run)[0], None)
-    mine = _reported(reports)
-    names = _names(run, mine, groups, training)
+    local = _reported(reports)
+    names = _names(run, local, groups, training)
     if data is not None and training:
-        others = torch.tensor([float(not set(mine) <= set(names))], device=run.dist.device)
+        others = torch.tensor([float(not set(local) <= set(names))], device=run.dist.device)
         dist.all_reduce(others, group=data)
         run.session.state(_Agreed).others = copied_later(others, run.session.platform)
     # Vanishes beside any count, and keeps 0 / 0 out.
@@ -171,17 +171,17 @@ def _groups(run: Run) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | Non
     return (data if data.size() > 1 else None), (pipeline if pipeline.size() > 1 else None)
 
 
-def _names(run: Run, mine: list[str], groups: tuple[Any, Any], training: bool) -> tuple[str, ...]:
+def _names(run: Run, local: list[str], groups: tuple[Any, Any], training: bool) -> tuple[str, ...]:
     alone = groups == (None, None)
     if not training:
-        return tuple(mine) if alone else _union(mine, groups)
+        return tuple(local) if alone else _union(local, groups)
     agreed = run.session.state(_Agreed)
     known = agreed.names or ()
     if alone:
-        agreed.names = (*known, *(name for name in mine if name not in known))
+        agreed.names = (*known, *(name for name in local if name not in known))
     elif agreed.names is None or _others_had_more(run, agreed):
         # In a dry run the other ranks say what this one says, and a stage without loss would hear of none.
-        told = ["lm loss"] if run.session.platform.dry_run and not mine else mine
+        told = ["lm loss"] if run.session.platform.dry_run and not local else local
         agreed.names = _union([*known, *told], groups)
     assert agreed.names is not None
     return agreed.names

@@ -18,7 +18,7 @@ Fields = Mapping[str, Any]
 
 
 class Verdict(Enum):
-    """What a difference in a field means for a checkpoint."""
+    """Consequence of a difference in a field for a checkpoint."""
 
     FUNCTION = "the model computes something else"
     TRAINING = "it is trained otherwise"

@@ -63,10 +63,10 @@ def _groups(part: Mapping[Any, Any]) -> Sequence[dict[str, Any]]:
 
 
 def _completed(
-    mine: Mapping[str, Any], inner: Any, saved: Sequence[Mapping[str, Any]], source: Mapping[Any, Any]
+    own: Mapping[str, Any], inner: Any, saved: Sequence[Mapping[str, Any]], source: Mapping[Any, Any]
 ) -> dict[str, Any]:
     """Return one optimizer's tensors with groups and steps of the checkpoint."""
-    result = dict(mine)
+    result = dict(own)
     holder = result
     if "param_groups" not in result:
         holder = result["optimizer"] = dict(result.get("optimizer") or {})

@@ -34,7 +34,7 @@ Losses = Callable[[Any, Tensor, Tensor], Tensor]
 
 
 class _Shifted:
-    """Whether the shift of labels and masks is the session's own."""
+    """Record that the shift of labels and masks is the session's own."""
 
     done: bool = False
 

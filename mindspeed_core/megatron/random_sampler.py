@@ -60,10 +60,10 @@ class RandomSampler:
         if self._sharded:
             bucket = self._usable // sampling.dp_size
             order = torch.randperm(bucket, generator=generator)[begun // sampling.dp_size :]
-            mine = (order + sampling.dp_rank * bucket).tolist()
+            samples = (order + sampling.dp_rank * bucket).tolist()
         else:
             order = torch.randperm(self._total // micro * micro, generator=generator)[begun:]
-            mine = order[sampling.dp_rank :: sampling.dp_size].tolist()
+            samples = order[sampling.dp_rank :: sampling.dp_size].tolist()
         # Ranks take the same number: what is left over at the end of a round is left out.
         for start in range(0, (self._usable - begun) // sampling.dp_size, micro):
-            yield mine[start : start + micro]
+            yield samples[start : start + micro]

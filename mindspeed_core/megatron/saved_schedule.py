@@ -100,12 +100,14 @@ def settle_groups(
         return []
     notes: list[str] = []
     differing: list[str] = []
-    for group, mine in zip(groups, own):
-        group.update({name: mine[name] for name in _IMPLEMENTATION if name in mine and name in group})
+    for group, own_group in zip(groups, own):
+        group.update(
+            {name: own_group[name] for name in _IMPLEMENTATION if name in own_group and name in group}
+        )
         if loaded:
-            differing += _group_differences(group, mine)
+            differing += _group_differences(group, own_group)
             if _takes_flags(scheduler):
-                group.update({name: value for name, value in mine.items() if name in group})
+                group.update({name: value for name, value in own_group.items() if name in group})
         elif _takes_checkpoint(scheduler) and not _is_decoupled(group):
             group.update({name: getattr(scheduler, name) for name in _BOUNDS if name in group})
     differing = list(dict.fromkeys(differing))
@@ -145,8 +147,8 @@ def _schedule_differences(scheduler: Any, saved: Mapping[str, Any]) -> Iterator[
             yield _difference(_FLAGS[name], f"{found[0]}{unit}", f"{now}{unit}")
 
 
-def _group_differences(group: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in mine.items():
+def _group_differences(group: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in own.items():
         if name in _IMPLEMENTATION or name not in group or _same(group[name], value):
             continue
         if name == "betas" and len(value) == len(group[name]):

@@ -1,4 +1,4 @@
-"""What becomes of each flag of a command line, and the command that starts the same training here."""
+"""Translation of each flag of a command line, and the command that starts the same training here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mindspeed_core.upstream.verdicts import NOTED, REFUSED, TRANSLATED, USED
 
 @dataclass(frozen=True)
 class FlagReport:
-    """What becomes of one flag.
+    """Translation of one flag.
 
     Attributes:
         flag: as it was given.
@@ -36,7 +36,7 @@ class FlagReport:
 
 @dataclass(frozen=True)
 class Migration:
-    """What becomes of a command line.
+    """Translation of a command line.
 
     Attributes:
         flags: one report for each flag, in their order.

@@ -54,7 +54,7 @@ class Launch:
 
 @dataclass
 class _Values:
-    """What is known of the script's variables: their words, or why they are not known."""
+    """Values of the script's variables: their words, or why they are not known."""
 
     words: dict[str, list[str]] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)

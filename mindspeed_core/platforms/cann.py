@@ -30,8 +30,8 @@ def libraries_missing() -> str:
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError:
-        there = f"torch_npu {installed} is installed, but CANN's {_LIBRARY} is not on the library path"
-        return f"{there}; {WAY_OUT}"
+        found = f"torch_npu {installed} is installed, but CANN's {_LIBRARY} is not on the library path"
+        return f"{found}; {WAY_OUT}"
     return ""
 
 

@@ -24,10 +24,10 @@ def gather_along_first_dim(original: Callable[..., torch.Tensor]) -> Callable[..
         if output_split_sizes is None or group.size() == 1 or len(set(output_split_sizes)) == 1:
             return original(input_, group, output_split_sizes, *rest, **options)
         longest = max(output_split_sizes)
-        mine = input_.new_zeros(longest, *input_.shape[1:])
-        mine[: input_.shape[0]] = input_
-        parts = [torch.empty_like(mine) for _ in output_split_sizes]
-        dist.all_gather(parts, mine, group=group)
+        padded = input_.new_zeros(longest, *input_.shape[1:])
+        padded[: input_.shape[0]] = input_
+        parts = [torch.empty_like(padded) for _ in output_split_sizes]
+        dist.all_gather(parts, padded, group=group)
         return torch.cat([part[:length] for part, length in zip(parts, output_split_sizes)])
 
     return gather

@@ -42,16 +42,16 @@ def compare_plans(
         if name in before and name in now:
             continue
         removed = name in before
-        what = f"{name} was {'active' if removed else 'not active'} when it was written"
+        difference = f"{name} was {'active' if removed else 'not active'} when it was written"
         origin = before[name] if removed else now[name]
         stated = origin.get("affects_checkpoint")
         needed = affects_checkpoint.get(name, removed if stated is None else bool(stated))
         if needed:
             installed = name in affects_checkpoint
             way = f"{origin.get('why') or 'its flag'}" if installed else f"pip install {origin.get('dist')}"
-            breaking.append(f"{what} ({'add' if removed else 'drop'} {way})")
+            breaking.append(f"{difference} ({'add' if removed else 'drop'} {way})")
         elif not _comes_by_itself(origin):
-            harmless.append(what)
+            harmless.append(difference)
     common_before = [name for name in before if name in now]
     common_now = [name for name in now if name in before]
     if common_before != common_now:

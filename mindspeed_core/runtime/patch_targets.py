@@ -112,9 +112,9 @@ def locate(target: str, owner: str) -> Holder:
     return Holder(container, name, target)
 
 
-def _missing(target: str, owner: str, what: str) -> str:
+def _missing(target: str, owner: str, part: str) -> str:
     return (
-        f"{owner}: cannot patch {target}: {what}. The installed version differs from the one the patch was "
+        f"{owner}: cannot patch {target}: {part}. The installed version differs from the one the patch was "
         "written for: install a supported version, or turn the feature off"
     )
 

@@ -194,7 +194,7 @@ class Groups:
             raise SessionError(f"process group {name!r} was already created in this session")
         if options is None and backend is None:
             options = self.options_of(name)
-        mine: list[dist.ProcessGroup] = []
+        own_groups: list[dist.ProcessGroup] = []
         rank = dist.get_rank()
         for ranks in ranks_per_group:
             if members_only and rank not in ranks:
@@ -214,10 +214,10 @@ class Groups:
                 created = _Created(key, group)
             self._held.append(created)
             if rank in ranks:
-                mine.append(created.group)
-        self._mine[name] = mine
+                own_groups.append(created.group)
+        self._mine[name] = own_groups
         self._ranks[name] = [list(ranks) for ranks in ranks_per_group]
-        return mine[0] if mine else None
+        return own_groups[0] if own_groups else None
 
     def split(
         self, name: str, group: dist.ProcessGroup, parts: Sequence[Sequence[int]], **options: Any

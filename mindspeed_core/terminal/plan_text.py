@@ -1,13 +1,16 @@
-"""A plan as text for a reader."""
+"""A plan as text for a reader: what is active and what is not first, the rest on request."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from mindspeed_core.resolver.plan import Plan
 from mindspeed_core.terminal.foreign_text import emit
-from mindspeed_core.terminal.tables import print_table
+from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_rows
 from mindspeed_core.terminal.training_flags import Planned
 from mindspeed_core.terminal.wrapped import say
+from mindspeed_core.upstream.notes import FlagNote
 
 
 def chosen_by_presets(planned: Planned) -> dict[str, dict[str, Any]]:
@@ -19,55 +22,85 @@ def chosen_by_presets(planned: Planned) -> dict[str, dict[str, Any]]:
     }
 
 
-def print_plan(planned: Planned) -> None:
-    """Print a plan for a reader."""
+def print_plan(planned: Planned, *, everything: bool = False) -> None:
+    """Print a plan for a reader.
+
+    Args:
+        planned: the plan and the arguments it was made from.
+        everything: also packages, order and patches.
+    """
     plan = planned.plan
-    emit(f"host {plan.host}, optimization level {plan.level}")
-    say(planned.provenance["platform"], hang=4)
+    number = len(plan.features)
+    active = f"{number} feature{'' if number == 1 else 's'} active" if number else "no feature is active"
+    print_heading(
+        f"{active} on platform {plan.platform}", f"host {plan.host}, optimization level {plan.level}"
+    )
+    say(planned.provenance["platform"], hang=2)
     if plan.features:
-        rows = [
-            (index, f.name, f.family, f.level, f"{f.dist} {f.version}", f.why)
-            for index, f in enumerate(plan.features, start=1)
-        ]
         emit()
-        print_table(("#", "active", "family", "level", "package", "why"), rows, heading=(1,))
-    else:
-        emit("no feature is active")
-    if plan.stated_order:
-        emit("\norder:")
-        for stated in plan.stated_order:
-            emit(f"  {stated}")
-    if plan.held_back:
-        emit("\nheld back:")
-        for held in plan.held_back:
-            flag = f" ({held.flag})" if held.flag else ""
-            say(f"{held.name}{flag}: {held.reason}", indent=2, hang=2)
-            if held.remedy:
-                emit(f"    -> {held.remedy}")
-    if plan.slots:
-        emit("\nslots:")
-        for slot, feature in sorted(plan.slots.items()):
-            emit(f"  {slot}: {feature}")
-    if plan.patches:
-        emit("\npatches:")
-        for patch in plan.patches:
-            say(f"{patch.kind} {patch.target} by {patch.owner}: {patch.reason}", indent=2, hang=2)
+        print_rows(_rows(plan, everything=everything), indent=2, tabs=False)
+    _section("held back", _held_back(plan))
+    _section("notes", [str(note) for note in plan.notes])
+    unchanged = [note for note in plan.flag_notes if not note.read_as]
+    translated = [note for note in plan.flag_notes if note.read_as]
+    _print_flags("flags that change nothing here", unchanged)
+    _print_flags("flags read as others", translated)
     presets = chosen_by_presets(planned)
-    if presets:
-        emit("\nset by presets:")
-        for dest, chosen in presets.items():
-            emit(f"  {dest} = {chosen['value']} ({chosen['from']})")
-    if plan.notes:
-        emit("\nnotes:")
-        for note in plan.notes:
-            emit(f"  {note}")
-    for heading, notes in (
-        ("change nothing here", [note for note in plan.flag_notes if not note.read_as]),
-        ("read as others", [note for note in plan.flag_notes if note.read_as]),
-    ):
-        if notes:
-            emit(f"\nflags that {heading}:" if "change" in heading else f"\nflags {heading}:")
-        for said in notes:
-            text = f" -> {said.read_as}" if said.read_as else ""
-            say(f"{said.flag}{text}" + (f": {said.reason}" if said.reason else ""), indent=2, hang=2)
-    emit(f"\ndigest {plan.digest}")
+    _section("set by presets", [f"{dest} = {one['value']} ({one['from']})" for dest, one in presets.items()])
+    if everything:
+        _section("order", plan.stated_order)
+        _section("patches", [f"{p.kind} {p.target} by {p.owner}: {p.reason}" for p in plan.patches])
+    emit()
+    more = [] if everything else _left_out(plan)
+    digest = plan.digest if everything else plan.digest[:12]
+    print_hint(f"digest {digest}{'; plan --all also shows ' + ', '.join(more) if more else ''}")
+
+
+def _rows(plan: Plan, *, everything: bool) -> list[tuple[Cell, ...]]:
+    """Return a row for each active feature: its place, name, who asked for it, and the slots it fills."""
+    rows: list[tuple[Cell, ...]] = []
+    for index, feature in enumerate(plan.features, start=1):
+        slots = [slot for slot, name in sorted(plan.slots.items()) if name == feature.name]
+        facts = [f"fills {', '.join(slots)}"] if slots else []
+        if everything:
+            facts.append(f"family {feature.family}, level {feature.level}, {feature.dist} {feature.version}")
+        cells = (Cell(str(index), "dim"), Cell(feature.name, "name"), Cell(feature.why))
+        rows.append((*cells, Cell("; ".join(facts), "dim")))
+    return rows
+
+
+def _section(title: str, lines: Iterable[str]) -> None:
+    lines = list(lines)
+    if lines:
+        emit()
+        print_heading(title)
+        for line in lines:
+            say(line, indent=2, hang=2)
+
+
+def _held_back(plan: Plan) -> list[str]:
+    lines = []
+    for held in plan.held_back:
+        flag = f" ({held.flag})" if held.flag else ""
+        remedy = f" -> {held.remedy}" if held.remedy else ""
+        lines.append(f"{held.name}{flag}: {held.reason}{remedy}")
+    return lines
+
+
+def _print_flags(title: str, notes: Sequence[FlagNote]) -> None:
+    """Print one line for each flag, with the reason."""
+    if notes:
+        emit()
+        print_heading(title)
+        shown = [f"{note.flag}{f' -> {note.read_as}' if note.read_as else ''}" for note in notes]
+        rows = [(Cell(text, "name"), note.reason) for text, note in zip(shown, notes)]
+        print_rows(rows, indent=2, tabs=False)
+
+
+def _left_out(plan: Plan) -> list[str]:
+    """Return what is printed on request alone, as far as there is any."""
+    counted = (
+        (len(plan.patches), "patch", "patches"),
+        (len(plan.stated_order), "statement of order", "statements of order"),
+    )
+    return [f"{number} {one if number == 1 else many}" for number, one, many in counted if number]

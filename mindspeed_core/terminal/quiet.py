@@ -12,7 +12,7 @@ import warnings
 from mindspeed_core.terminal.foreign_text import clean_log
 
 _REPETITIVE = (
-    # Said at every import where neither is installed, which `mindspeed-features doctor` explains once.
+    # Said by every module that would use them; a run on CUDA says it once, and `doctor` explains it.
     (UserWarning, r".*(Transformer Engine and Apex are|Apex is) not installed"),
     (UserWarning, r"full scope is deprecated"),
     # megatron-core looks at .grad of its own non-leaf main parameters.

@@ -200,11 +200,11 @@ def gather_entries(run: Run, entries: Iterable[Any]) -> CanonicalState | None:
     """Put the ``ShardedTensor`` of all ranks together; collective, None on ranks other than 0."""
     from megatron.core.dist_checkpointing.mapping import is_main_replica
 
-    mine = []
+    local = []
     for entry in entries:
         tensor = entry.data.detach().to("cpu", copy=True)
         shape = (1,) * entry.prepend_axis_num + tuple(entry.local_shape)
-        mine.append(
+        local.append(
             (
                 entry.key,
                 tuple(entry.global_shape),
@@ -214,11 +214,11 @@ def gather_entries(run: Run, entries: Iterable[Any]) -> CanonicalState | None:
                 bool(entry.allow_shape_mismatch),
             )
         )
-    parts: list[Any] = [mine]
+    parts: list[Any] = [local]
     if dist.is_initialized() and dist.get_world_size() > 1:
         here = dist.get_rank() == 0
         gathered: list[Any] | None = [None] * dist.get_world_size() if here else None
-        dist.gather_object(mine, gathered, dst=0)
+        dist.gather_object(local, gathered, dst=0)
         if gathered is None:
             return None
         parts = gathered

@@ -106,8 +106,8 @@ def _gradients(
     side: SideResult, baseline: SideResult, tolerance: float, _: Sequence[str], extra: Sequence[str]
 ) -> list[Comparison]:
     return [
-        _states(mine, other, tolerance, extra, f"gradients of step {index}")
-        for index, (mine, other) in enumerate(zip(side.gradients, baseline.gradients), start=1)
+        _states(gradient, other, tolerance, extra, f"gradients of step {index}")
+        for index, (gradient, other) in enumerate(zip(side.gradients, baseline.gradients), start=1)
     ]
 
 
@@ -126,10 +126,12 @@ def _parameters(
 
 
 def _states(
-    mine: CanonicalState, other: CanonicalState, tolerance: float, extra: Sequence[str], what: str
+    state: CanonicalState, other: CanonicalState, tolerance: float, extra: Sequence[str], what: str
 ) -> Comparison:
     kept = {
-        key: tensor for key, tensor in mine.tensors.items() if key in other.tensors or not matches(key, extra)
+        key: tensor
+        for key, tensor in state.tensors.items()
+        if key in other.tensors or not matches(key, extra)
     }
     return compare_tensors(kept, other.tensors, tolerance=tolerance, what=what)
 
@@ -149,15 +151,15 @@ def _feature_state(
 ) -> list[Comparison]:
     assert side.saved is not None
     assert baseline.saved is not None
-    mine, other = side.saved, baseline.saved
+    saved, other = side.saved, baseline.saved
     what = "feature state"
     texts = [
         Difference(what, key, 0.0 if ours == theirs else math.inf, f"{ours} against {theirs}", ours == theirs)
-        for key in sorted({*mine.texts, *other.texts})
-        for ours, theirs in [(mine.texts.get(key, "nothing"), other.texts.get(key, "nothing"))]
+        for key in sorted({*saved.texts, *other.texts})
+        for ours, theirs in [(saved.texts.get(key, "nothing"), other.texts.get(key, "nothing"))]
     ]
     return [
-        compare_tensors(mine.features.tensors, other.features.tensors, tolerance=tolerance, what=what),
+        compare_tensors(saved.features.tensors, other.features.tensors, tolerance=tolerance, what=what),
         Comparison(tolerance, tuple(texts)),
     ]
 

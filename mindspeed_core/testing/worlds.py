@@ -197,7 +197,7 @@ class _World:
     def start(self) -> None:
         with _fork_server() as context:
             for rank in range(self.size):
-                mine, theirs = context.Pipe(duplex=True)
+                parent_end, theirs = context.Pipe(duplex=True)
                 output = self.directory / f"rank{rank}.txt"
                 process = context.Process(
                     target=_child,
@@ -207,7 +207,7 @@ class _World:
                 )
                 process.start()
                 theirs.close()
-                self.ranks.append(_Rank(rank, process, mine, output))
+                self.ranks.append(_Rank(rank, process, parent_end, output))
 
     def _setup(self, rank: int, output: str) -> dict[str, Any]:
         environment = {

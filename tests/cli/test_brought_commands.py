@@ -31,7 +31,7 @@ def test_a_listed_command_comes_from_the_distribution_that_is_named(monkeypatch)
 
 
 def test_words_of_training_are_few_without_its_host():
-    assert commands.train_words(SimpleNamespace(host_names=tuple)) == {"help"}
+    assert commands.train_words(SimpleNamespace(host_names=tuple)) == {"help", "completion"}
 
 
 def test_the_module_of_training_says_what_to_install(monkeypatch):

@@ -184,3 +184,17 @@ def test_a_probe_that_dies_is_reported_with_its_last_words(monkeypatch, tmp_path
     assert answer == {}
     assert "status 9" in problem
     assert "cannot map memory" in problem
+
+
+def test_the_verdict_comes_first_then_the_worst_then_what_is_fine_in_short(features, monkeypatch):
+    facts = replace(SOUND, open_files=1024, helpers_build="")
+    monkeypatch.setattr(checks, "collect", lambda registry, host: facts)
+
+    lines = features("doctor").output.splitlines()
+    everything = features("doctor", "--all").output
+
+    assert lines[0] == "ready to train  1 warning, 2 notes"
+    assert lines.index("warning") < lines.index("note") < lines.index("ok")
+    assert "  open files  ulimit -n is 1024; data loaders and checkpoints open more" in lines
+    assert any("python 3.11.7" in line for line in lines)
+    assert "  helpers_cpp          megatron-core's compiled index builder loads" in everything

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed_core.cli.graph_command import as_dot, as_mermaid, graph_of
+from mindspeed_core.cli.graph_command import as_dot, as_mermaid, graph_of, print_overview
 from mindspeed_core.feature import Conflict, Feature, Requirement
 
 
@@ -123,3 +123,27 @@ def test_a_slot_with_the_name_of_a_feature_is_a_node_of_its_own():
 
     assert as_mermaid(graph).splitlines()[-2:] == ['  n1(["slot norm"])', "  n0 --- n1"]
     assert '"norm" -> "slot norm" [' in as_dot(graph)
+
+
+def test_a_terminal_gets_counts_and_who_fills_each_slot(capsys):
+    print_overview(graph_of(FEATURES))
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "family  features  requires  conflicts",
+        "one     1         2         2",
+        "two     1         3         1",
+    ]
+    assert "  norm  base" in lines
+
+
+def test_relations_around_one_feature_are_listed_one_a_line(features, install):
+    from made_packages import feature_source
+
+    install("pack-a", feature_source("thing-a", 'requires = (Requirement(feature="thing-b"),)'))
+    install("pack-b", feature_source("thing-b", 'slots = ("norm",)'))
+    install("pack-c", feature_source("thing-c", 'slots = ("norm",)'))
+
+    output = features("graph", "--around", "thing-a", "--format", "text").output
+
+    assert output == "thing-a  requires  thing-b\n"

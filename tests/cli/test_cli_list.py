@@ -14,20 +14,69 @@ HEAVY = ("torch", "megatron", "numpy", "rich", "pluggy")
 def test_an_installed_feature_is_listed_with_its_flag_package_and_platforms(features, install):
     install("sample-pack", feature_source("sample-thing", 'level = 1\nplatforms = ("cpu", "npu")'))
 
-    line = next(line for line in features("list").output.splitlines() if line.startswith("sample-thing"))
+    lines = features("list", "--all", "--platform", "cpu").output.splitlines()
 
-    assert line.split() == [
+    assert next(line for line in lines if line.startswith("sample-thing")).split("\t") == [
         "sample-thing",
         "samples",
         "1",
+        "ok",
         "stable",
         "--sample-thing",
-        "sample-pack",
-        "0.1.0",
-        "cpu",
-        "npu",
-        *"A feature for tests".split(),
+        "sample-pack 0.1.0",
+        "cpu npu",
+        "A feature for tests",
     ]
+
+
+STATES = {
+    "thing-ok": ("ok", 'packages = ("click>=1",)'),
+    "thing-falls": (
+        "falls back",
+        'platforms = ("npu",)\nfallback = Fallback("slow", feature="thing-ok")',
+    ),
+    "thing-out": ("left out", 'platforms = ("npu",)\nfallback = Fallback("nothing to do")'),
+    "thing-npu": ("needs npu or cuda", 'platforms = ("npu", "cuda")'),
+    "thing-pack": ("needs absent-pack>=2", "packages = (\"absent-pack>=2; platform == 'cpu'\",)"),
+    "thing-other": ("needs thing-absent", 'requires = (Requirement(feature="thing-absent"),)'),
+}
+
+
+def test_each_feature_is_one_line_with_its_state_on_the_platform(features, install):
+    for name, (_, body) in STATES.items():
+        install(f"pack-{name}", feature_source(name, body))
+
+    lines = features("list", "--platform", "cpu", "--family", "samples").output.splitlines()
+    rows = [line.split("\t") for line in lines if "\t" in line]
+
+    assert rows[0] == ["feature", "family", "level", "state", "summary"]
+    assert {row[0]: row[3] for row in rows[1:]} == {name: state for name, (state, _) in STATES.items()}
+
+
+def test_json_says_why_a_feature_does_not_work_here_and_what_to_do(features, install):
+    install("pack-a", feature_source("thing-pack", STATES["thing-pack"][1]))
+
+    found = json.loads(features("list", "--platform", "cpu", "--json").output)
+    (feature,) = [feature for feature in found["features"] if feature["name"] == "thing-pack"]
+
+    assert found["platform"] == "cpu"
+    assert (feature["state"], feature["needs"]) == ("needs", "absent-pack>=2")
+    assert feature["reason"] == "needs absent-pack>=2, which is not installed"
+    assert feature["remedy"] == "pip install 'absent-pack>=2'"
+
+
+def test_flags_are_listed_with_their_features(features, install):
+    install("pack-a", feature_source("thing-a"))
+
+    lines = features("list", "--flags").output.splitlines()
+
+    assert "samples\t--thing-a\tthing-a\tSwitch it on." in lines
+
+
+def test_a_piped_list_never_pads_columns(features, install):
+    install("pack-a", feature_source("thing-a", family="a-family-with-a-name-that-is-longer-than-all-others"))
+
+    assert "  " not in "".join(line for line in features("list").output.splitlines() if "\t" in line)
 
 
 def test_family_restricts_the_list(features, install):
@@ -83,7 +132,9 @@ def test_an_extension_point_is_listed(features, install):
     )
     install("pack-a", source)
 
-    assert "extension point a.spot (entry-point group pack_a.spots): Spots" in features("list").output
+    assert (
+        "extension point a.spot (entry-point group pack_a.spots): Spots" in features("list", "--all").output
+    )
 
 
 def test_listing_and_planning_import_nothing_heavy():

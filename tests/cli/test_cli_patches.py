@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from made_packages import feature_source
 
@@ -50,3 +51,19 @@ def test_patches_of_the_platform_are_listed_with_their_owner(features):
 
     own = [patch["target"] for patch in found if patch["owner"] == "platform cpu"]
     assert own == [patch.target for patch in declared]
+
+
+def test_on_a_terminal_symbols_with_one_reason_are_one_line(install, capsys, monkeypatch):
+    from mindspeed_core.cli.features import main
+
+    many = 'patches = tuple(Patch(f"torch:gone_{n}", "x:y", "one reason for all") for n in range(7))'
+    install("pack-a", feature_source("thing-a", many))
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+    assert main(["patches", "--platform", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("thing-a ")]
+    assert line.split() == ["thing-a", "7", "of", "torch", "one", "reason", "for", "all"]
+    assert len(lines) < 50

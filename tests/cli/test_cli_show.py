@@ -41,11 +41,13 @@ def test_everything_that_is_declared_is_shown(features, install):
         feature_source("thing-b") + 'ThingB.conflicts = (Conflict(feature="thing-a", reason="old"),)',
     )
 
-    output = features("show", "thing-a").output
+    output = features("show", "thing-a", "--all", "--platform", "cpu").output
 
     expected = (
-        "thing-a: A feature for tests",
-        "family samples, level 2, stable, pack-a 0.1.0",
+        "thing-a  pack-a 0.1.0\nA feature for tests\n",
+        "here      ok (platform cpu)",
+        "level     2 (on with --optimization-level 2 or more)",
+        "family    samples",
         "--thing-a  switch",
         "wraps train_step",
         "norm: the normalization modules",
@@ -55,7 +57,7 @@ def test_everything_that_is_declared_is_shown(features, install):
         "--fp16: overflows",
         "thing-b: old",
         "torch_npu>=2.6; platform == 'npu'",
-        "elsewhere thing-b takes over: has no kernel there",
+        "on other platforms thing-b takes over: has no kernel there",
         "replace torch:nowhere (torch>=2.6): has no other way",
         "halves: 2 ranks, 3 steps, equal bit for bit; peak_bytes at most 0.5 x",
         "with     --thing-a",
@@ -69,15 +71,30 @@ def test_everything_that_is_declared_is_shown(features, install):
         "deterministic: yes",
         "bytes_sent = 4 * s * h",
         "--thing-a: 0, 1",
-        "How it works.",
     )
     assert [text for text in expected if text not in output] == []
+    assert features("show", "thing-a", "--page").output == "# A page\nHow it works.\n"
+
+
+def test_the_first_screen_says_what_users_need_and_how_to_see_the_rest(features, install):
+    install("pack-a", feature_source("thing-a", BODY))
+    install("pack-b", feature_source("thing-b"))
+
+    output = features("show", "thing-a").output
+
+    shown = ("A feature for tests", "  --thing-a  Switch it on.", "--fp16: overflows", "show thing-a --all")
+    assert [text for text in shown if text not in output] == []
+    assert [text for text in ("bytes_sent", "wraps train_step", "halves:") if text in output] == []
+    assert len(output.splitlines()) < 50
 
 
 def test_a_missing_page_is_said(features, install):
     install("pack-a", feature_source("thing-a", BODY))
 
-    assert "pack_a:page.md is not in the installed package" in features("show", "thing-a").output
+    result = features("show", "thing-a", "--page")
+
+    assert result.exit_code == 1
+    assert "pack_a:page.md is not in the installed package" in result.output
 
 
 def test_a_misspelled_name_gets_a_suggestion(features, install):
@@ -92,7 +109,7 @@ def test_a_misspelled_name_gets_a_suggestion(features, install):
 def test_a_flag_leads_to_its_feature(features, install):
     install("pack-a", feature_source("thing-a"))
 
-    assert features("show", "--", "--thing-a").output.startswith("thing-a:")
+    assert features("show", "--", "--thing-a").output.startswith("thing-a  ")
 
 
 def test_a_broken_feature_says_what_is_wrong_with_it(features, install):
@@ -119,20 +136,21 @@ flags = (
 def test_an_adopted_flag_shows_what_its_owner_says_and_what_the_feature_adds(features, install):
     install("pack-b", feature_source("thing-b", ADOPTING))
 
-    lines = features("show", "thing-b").output.splitlines()
-    optimizer = next(line for line in lines if line.startswith("--optimizer "))
-    seed = next(line for line in lines if line.startswith("--seed "))
+    lines = iter(features("show", "thing-b", "--all").output.splitlines())
+    optimizer = next(line for line in lines if line.startswith("  --optimizer "))
+    meaning = next(lines)
+    seed = next(line for line in lines if line.startswith("  --seed "))
 
     assert "adam" in optimizer
     assert "lion" in optimizer
-    assert "(host standalone) Signs of the momentum." in optimizer
+    assert "(host standalone) Signs of the momentum." in meaning
     assert "1234; 4 with thing-b" in seed
 
 
 def test_what_it_comes_before_and_which_modules_it_replaces_is_shown(features, install):
     install("pack-b", feature_source("thing-b", ADOPTING))
 
-    output = features("show", "thing-b").output
+    output = features("show", "thing-b", "--all").output
 
-    assert "comes before:\n  other" in output
-    assert "replaces modules with the roles:\n  final_layernorm" in output
+    assert "comes before\n  other" in output
+    assert "replaces modules with the roles\n  final_layernorm" in output

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import pytest
 from made_packages import feature_source
 from rich.cells import cell_len
 
+from mindspeed_core.terminal.listing import Cell, cut, paint, print_rows
 from mindspeed_core.terminal.tables import print_table
 from mindspeed_core.terminal.wrapped import say, wrap
 
@@ -101,6 +103,85 @@ def test_list_fits_the_terminal(features, install, monkeypatch, capsys, columns)
     # A remedy is a command to copy: it stays in one piece.
     said = [line for line in lines[1].splitlines() if not line.lstrip().startswith("->")]
     assert [line for line in said if cell_len(line) > columns] == []
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_every_screen_fits_the_terminal(features, install, monkeypatch, capsys, columns):
+    install("wide-pack", feature_source("wide-thing", "packages = ('absent-pack-with-a-name>=12',)"))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+    from mindspeed_core.cli.features import main
+    from mindspeed_core.cli.train import main as train
+
+    for arguments in (
+        ["list", "--all", "--family", "samples"],
+        ["list", "--flags", "--family", "samples"],
+        ["show", "wide-thing"],
+        ["show", "wide-thing", "--all"],
+        ["plan", "--platform", "cpu", "--", "--num-layers", "2", "--use-mcore-models"],
+        ["patches", "--platform", "cpu"],
+        ["graph"],
+    ):
+        assert main(arguments) == 0
+    assert train(["--help"]) == train(["--help-flag", "num-layers"]) == 0
+    # A remedy is a command to copy: it stays in one piece.
+    said = [line for line in capsys.readouterr().out.splitlines() if not line.lstrip().startswith("->")]
+    assert [line for line in said if cell_len(line) > columns] == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "coloured"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb", "FORCE_COLOR": "1"}, True),
+    ],
+)
+def test_colours_follow_the_terminal_and_the_users_wish(monkeypatch, terminal, environment, coloured):
+    terminal(80)
+    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert ("\x1b[" in paint("ok", "good")) == coloured
+
+
+def test_a_row_is_cut_at_the_width_of_the_terminal_and_whole_in_a_pipe(capsys, terminal, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    rows = [(Cell("a", "name"), "权重 and more words than fit"), ("long-name", "b")]
+    print_rows(rows)
+    terminal(20)
+    print_rows(rows, indent=2)
+
+    assert capsys.readouterr().out.splitlines() == [
+        "a\t权重 and more words than fit",
+        "long-name\tb",
+        "  a          权重 a…",
+        "  long-name  b",
+    ]
+
+
+def test_aligned_rows_of_a_pipe_are_whole_too(capsys):
+    long = "--a-flag-with-a-value " * 4
+    print_rows([(long, "why"), ("b", "c")], tabs=False)
+
+    assert capsys.readouterr().out.splitlines()[0] == f"{long}  why"
+
+
+def test_an_encoding_without_an_ellipsis_gets_dots(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+
+    assert cut("one two three", 9) == "one tw..."
+
+
+def test_foreign_text_in_a_row_is_cleaned(capsys):
+    print_rows([("bad\x1b[31m", Cell("two\nlines"))])
+
+    assert capsys.readouterr().out == "bad\\x1b[31m\ttwo\\nlines\n"
 
 
 def test_text_is_wrapped_between_words_and_between_wide_characters():

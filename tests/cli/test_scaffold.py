@@ -155,10 +155,11 @@ def test_the_generated_plugin_is_listed_without_a_complaint(installed):
 
 
 def test_the_generated_documentation_travels_with_the_package(installed):
-    done = _features(installed, "show", "acme-losses-loss-average")
+    page = _features(installed, "show", "acme-losses-loss-average", "--page")
+    shown = _features(installed, "show", "acme-losses-loss-average", "--all")
 
-    assert "the first\nloss is the first average" in done.stdout
-    assert "equal bit for bit" in done.stdout
+    assert "the first\nloss is the first average" in page.stdout
+    assert "equal bit for bit" in shown.stdout
 
 
 def test_the_generated_feature_is_planned_and_checks_its_flag(installed):

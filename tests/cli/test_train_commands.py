@@ -94,7 +94,7 @@ def test_list_names_the_command_its_program_and_its_package(add_command, feature
     add_command("tune-pack", TUNE)
     add_command("taken-pack", TUNE, name="sample")
 
-    output = features("list").output
+    output = features("list", "--all").output
 
     assert "sub-command mindspeed-train tune: tune-pack 0.1.0\n" in output
     assert "sub-command mindspeed-train sample: taken-pack 0.1.0 (never runs: the program has one" in output

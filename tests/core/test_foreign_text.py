@@ -166,6 +166,7 @@ def test_programs_print_through_the_cleaning_printer(folder):
         "mindspeed_core/terminal/errors.py print",
         "mindspeed_core/terminal/failure.py print",
         "mindspeed_core/terminal/foreign_text.py print",
+        "mindspeed_core/terminal/listing.py print",
         "mindspeed_core/terminal/tables.py print",
         "mindspeed_core/terminal/wrapped.py print",
     }

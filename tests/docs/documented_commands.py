@@ -15,6 +15,7 @@ DOCUMENTS = (
     "docs/faq.md",
     "docs/quick-start.md",
     "docs/quick-start.zh-CN.md",
+    "docs/programs.md",
     "docs/training.md",
     "docs/models.md",
     "docs/data.md",
@@ -36,16 +37,24 @@ DOCUMENTS = (
 READ_ONLY = {
     "mindspeed-features list": "fused-rmsnorm",
     "mindspeed-features plan -- --swiglu --normalization RMSNorm --use-fused-rmsnorm --use-fused-swiglu "
-    "--use-flash-attn": "core-attention: flash-attn",
+    "--use-flash-attn": "fills core-attention",
     "mindspeed-features plan --host megatron-lm -- --use-flash-attn --normalization RMSNorm "
-    "--use-fused-rmsnorm": "norm: fused-rmsnorm",
+    "--use-fused-rmsnorm": "fills norm",
     "mindspeed-features plan --host megatron-lm -- --normalization RMSNorm --use-fused-rmsnorm "
     "--use-flash-attn": "host megatron-lm",
     "mindspeed-features plan --host library -- --normalization RMSNorm --use-fused-rmsnorm": "host library",
     "mindspeed-features patches": "patches of",
     "mindspeed-features graph": "graph LR",
     "mindspeed-features doctor": "ready to train",
-    "mindspeed-features show flash-attn": "# flash-attn",
+    "mindspeed-features show flash-attn": "--use-flash-attn",
+    "mindspeed-features show flash-attn --all": "wraps build_layer_spec",
+    "mindspeed-features show flash-attn --page": "# flash-attn",
+    "mindspeed-features list --family cp --flags": "--ulysses-degree-in-cp",
+    "mindspeed-features graph --around flash-attn": "core-attention",
+    "mindspeed-train --help": "flags by family",
+    "mindspeed-train --help checkpoints": "--save-interval",
+    "mindspeed-train --help-flag lr-decay-style": "inverse-square-root",
+    "mindspeed-train completion bash": "_MINDSPEED_TRAIN_COMPLETE",
 }
 """Command as it stands: what its output contains."""
 

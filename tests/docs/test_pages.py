@@ -38,6 +38,7 @@ OF_OTHER_PROGRAMS = {
     "--rdzv-conf",
     "--check",
     "--help",
+    "--help-flag",
     "--contract",
     "--features",
     "--no-loops",
@@ -88,6 +89,17 @@ def options_of_our_tools():
 def test_generated_pages_are_up_to_date():
     checked = subprocess.run(
         [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_drawings_of_the_programs_are_up_to_date():
+    checked = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "screens.py"), "--check"],
         capture_output=True,
         text=True,
         timeout=120,

@@ -14,7 +14,7 @@ def test_every_feature_of_the_guide_is_discovered_and_nothing_is_broken(program,
 
     assert listed.returncode == 0, listed.stderr
     assert len(declared) == 10
-    assert [name for name in declared if not re.search(rf"^{name} ", listed.stdout, re.MULTILINE)] == []
+    assert [name for name in declared if not re.search(rf"^{name}\t", listed.stdout, re.MULTILINE)] == []
     assert "broken" not in listed.stdout
 
 

@@ -16,7 +16,7 @@ import torch
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.hosts.standalone.monitoring.measures import detail_lines
-from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, format_step
+from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, format_step, missing_engine_note
 from mindspeed_core.hosts.standalone.monitoring.straggler import compare_ranks
 from mindspeed_core.hosts.standalone.monitoring.throughput import Throughput, measured_cpu_peak, named_peak
 from mindspeed_core.hosts.standalone.monitoring.timing import StepTimers, merge_times, reported_times
@@ -336,3 +336,11 @@ def test_times_are_per_step_and_leave_validation_out(watched):
     for record in records:
         if "loss" in record:
             assert record["timing_ms"]["forward-backward"]["max"] < 2 * record["step_ms"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "version", "told"),
+    [({"cuda"}, "", True), ({"cuda"}, "2.1", False), ({"cpu"}, "", False), ({"npu"}, "", False)],
+)
+def test_a_missing_transformer_engine_is_one_note_where_it_would_be_used(kinds, version, told):
+    assert bool(missing_engine_note(kinds, version)) == told

@@ -92,7 +92,7 @@ def test_unknown_flags_are_reported_together_with_what_was_meant():
 def test_help_groups_flags_and_starts_nothing():
     shown = program("--help")
     assert shown.returncode == 0
-    for text in ("model:", "parallelism:", "--tensor-model-parallel-size", "prepare-text"):
+    for text in ("  model ", "  parallelism ", "--tensor-model-parallel-size", "prepare-text"):
         assert text in shown.stdout
 
 

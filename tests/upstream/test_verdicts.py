@@ -170,8 +170,8 @@ def test_the_command_shows_each_flag_with_its_reason(capsys):
     flags = shlex.split(f"{MODEL} --distributed-backend nccl --partial-rotary-factor 0.5")
     assert main(["plan", "--platform", "cpu", "--", *flags]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "flags that change nothing here: --distributed-backend nccl: the platform names" in shown
-    assert "flags read as others: --partial-rotary-factor 0.5 -> --rotary-percent 0.5" in shown
+    assert "flags that change nothing here --distributed-backend nccl the platform names" in shown
+    assert "flags read as others --partial-rotary-factor 0.5 -> --rotary-percent 0.5" in shown
     assert main(["plan", "--json", "--platform", "cpu", "--", *flags]) == 0
     assert json.loads(capsys.readouterr().out)["flag_notes"][0]["flag"] == "--distributed-backend nccl"
 

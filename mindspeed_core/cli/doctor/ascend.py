@@ -1,4 +1,4 @@
-"""What the doctor knows of Ascend machines: versions in CANN's files, variables of HCCL and torch_npu."""
+"""Checks of Ascend machines: versions in CANN's files, variables of HCCL and torch_npu."""
 
 from __future__ import annotations
 

@@ -206,12 +206,12 @@ def check_torch(facts: Facts) -> Iterator[Finding]:
         yield Finding(ERROR, "torch import", loaded, remedy)
         return
     backends: Mapping[str, bool] = facts.torch.get("backends", {})
-    there = [name for name in ("gloo", "nccl", "hccl") if backends.get(name)]
-    if not there:
+    usable = [name for name in ("gloo", "nccl", "hccl") if backends.get(name)]
+    if not usable:
         remedy = "install a torch built with distributed support"
         yield Finding(ERROR, "collective backends", "torch has neither gloo nor NCCL nor HCCL", remedy)
         return
-    yield Finding(OK, "collective backends", ", ".join(there))
+    yield Finding(OK, "collective backends", ", ".join(usable))
     for device, backend in (("cuda", "nccl"), ("npu", "hccl")):
         names = list(facts.torch.get(device, []))
         if not names:
@@ -257,10 +257,10 @@ def check_npu(facts: Facts) -> Iterator[Finding]:
     yield from ascend.check_variables(facts.environment)
     outcome = facts.torch.get("torch_npu", "ok")
     if facts.cann_missing:
-        there, _, remedy = facts.cann_missing.partition("; ")
+        missing, _, remedy = facts.cann_missing.partition("; ")
         # Without devices everything else goes on, since torch is imported without it.
         severity = ERROR if facts.ascend_devices else WARNING
-        yield Finding(severity, "torch_npu", f"does not import: {there}", remedy)
+        yield Finding(severity, "torch_npu", f"does not import: {missing}", remedy)
     elif outcome != "ok":
         remedy = "source the CANN toolkit's set_env.sh in this shell, and check the driver with npu-smi info"
         yield Finding(ERROR, "torch_npu", f"does not import: {outcome}", remedy)

@@ -487,10 +487,10 @@ class LibrarySession(EmbeddedSession):
         where = "load_state_dict"
         saved = read_record(state.get(KEY), where)
         if saved is not None and self.run.config is not None:
-            mine = describe_run(self.run, built_by_caller=True)
+            description = describe_run(self.run, built_by_caller=True)
             resumes = self.run.optimizer is not None
-            notes = check_model(self, saved, mine, where, resumes=resumes)
-            rows = mine.arguments.get("padded_vocab_size")
+            notes = check_model(self, saved, description, where, resumes=resumes)
+            rows = description.arguments.get("padded_vocab_size")
             notes += settle_vocabulary(
                 self, self.run.model, saved=softmax_size(saved), rows=rows, ids=None, where=where
             )

@@ -123,8 +123,12 @@ def _helpers(folder: Path) -> Iterator[Finding]:
     if is_compiled(folder):
         yield Finding(OK, subject, "the compiled index builder is one of this Python")
         return
-    there = compiled_names(folder)
-    lies = f"{', '.join(there)} belongs to another Python" if there else "the index builder is not compiled"
+    compiled = compiled_names(folder)
+    lies = (
+        f"{', '.join(compiled)} belongs to another Python"
+        if compiled
+        else "the index builder is not compiled"
+    )
     made = name_of_make()
     if made == wanted_name():
         found = f"{lies}; a script compiles {made} when it starts"

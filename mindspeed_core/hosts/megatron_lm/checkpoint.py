@@ -305,12 +305,14 @@ def _compare_model(now: PretrainCall, state: Mapping[str, Any]) -> None:
     """Compare the model that a checkpoint was written with, before its weights are loaded."""
     run, args = now.run, now.run.args
     where = now.source or str(_folder(args) or args.load)
-    mine = describe_run(run)
+    description = describe_run(run)
     saved = read_record((state.get(STATES) or {}).get(KEY), where)
     if saved is None:
-        saved = from_arguments(vars(state.get("args") or Namespace()), mine)
+        saved = from_arguments(vars(state.get("args") or Namespace()), description)
     resumes = run.optimizer is not None and not args.finetune and now.source is None
-    notes = check_model(now.session, saved, mine, where, resumes=resumes, with_facts=now.source is None)
+    notes = check_model(
+        now.session, saved, description, where, resumes=resumes, with_facts=now.source is None
+    )
     rows = getattr(args, "padded_vocab_size", None)
     notes += settle_vocabulary(
         now.session, run.model, saved=softmax_size(saved), rows=rows, ids=None, where=where

@@ -55,12 +55,12 @@ _DATA = grouped(
         "--valid-data-path", type=str, nargs="*", per_rank=True, help="As --data-path, for validation alone."
     ),
     Flag("--test-data-path", type=str, nargs="*", per_rank=True, help="As --data-path, for the test alone."),
-    Flag("--data-args-path", type=str, per_rank=True, help="File with the words of --data-path."),
+    Flag("--data-args-path", type=str, per_rank=True, help="File that holds the values of --data-path."),
     Flag(
         "--per-split-data-args-path",
         type=str,
         per_rank=True,
-        help="JSON file with the words of the three paths under train, valid and test.",
+        help="JSON file with the values of the three paths under train, valid and test.",
     ),
     Flag("--split", type=str, default="969, 30, 1", help="Shares of train, validation and test."),
     Flag("--mock-data", help="Train on made-up samples."),
@@ -77,7 +77,7 @@ _DATA = grouped(
             "Llama2Tokenizer",
             "NullTokenizer",
         ),
-        help="What the tokenizer is; by default the file of --tokenizer-model decides.",
+        help="Type of the tokenizer; by default that of the file of --tokenizer-model.",
     ),
     Flag(
         "--tokenizer-model",
@@ -88,8 +88,7 @@ _DATA = grouped(
     Flag(
         "--eod-token",
         type=str,
-        help="The tokenizer's token that ends documents, where it is none of the usual ones and no "
-        "tokenizer_config.json beside it names it.",
+        help=("End-of-document token, where it is not a usual one and no tokenizer_config.json names it."),
     ),
     Flag("--vocab-file", type=str, per_rank=True, help="vocab.json of --tokenizer-type GPT2BPETokenizer."),
     Flag("--merge-file", type=str, per_rank=True, help="merges.txt of --tokenizer-type GPT2BPETokenizer."),
@@ -104,12 +103,12 @@ _DATA = grouped(
         type=str,
         choices=("single", "cyclic"),
         default="single",
-        help="Read samples one behind the other, or in a new random order in each round through the data.",
+        help="Order of samples: in sequence, or reshuffled in every epoch.",
     ),
     Flag(
         "--no-data-sharding",
         inverts="data_sharding",
-        help="With --dataloader-type cyclic, let all ranks share one order; else each has its own part.",
+        help=("With --dataloader-type cyclic, shuffle over all ranks instead of within each rank's part."),
     ),
     Flag("--num-workers", type=int, default=2, help="Data loading processes per rank."),
     *BATCH_FLAGS,
@@ -135,7 +134,7 @@ _CHECKPOINT = grouped(
     ),
     Flag(
         "--use-checkpoint-args",
-        help="Take what describes the model from the checkpoint of --load, where no flag says it.",
+        help="Take model arguments that are not given from the checkpoint of --load.",
     ),
     Flag("--no-save-optim", help="Save no optimizer state."),
     Flag("--no-save-rng", help="Save no random states."),
@@ -145,16 +144,16 @@ _CHECKPOINT = grouped(
         "--pretrained-checkpoint",
         type=str,
         per_rank=True,
-        help="Folder or URL of checkpoints whose weights a run starts from, as long as --load holds none.",
+        help="Checkpoint whose weights a run starts from while --load holds none.",
     ),
-    Flag("--finetune", help="Load weights alone, also no state of features, and start at step 0."),
+    Flag("--finetune", help="Load only weights and start at step 0."),
     Flag("--ckpt-step", type=int, help="Load this step instead of the latest."),
     Flag(
         "--exit-on-missing-checkpoint", help="Stop when --load names no checkpoint, instead of starting new."
     ),
     Flag(
         "--start-over",
-        help="Start before the last step that --save or --run-dir holds, which is refused otherwise.",
+        help="Allow a start before the last step that --save or --run-dir holds.",
     ),
     Flag(
         "--ckpt-format",
@@ -173,16 +172,19 @@ _CHECKPOINT = grouped(
         type=str,
         default="hash",
         choices=("hash", "size", "off"),
-        help="How files are checked against the manifest before loading.",
+        help="Check files against the manifest before loading: how thoroughly.",
     ),
-    Flag("--trust-checkpoint", help="Read classes that no checkpoint needs, as records without behaviour."),
+    Flag(
+        "--trust-checkpoint",
+        help="Read unknown pickled classes as inert records instead of refusing the checkpoint.",
+    ),
 )
 
-_MONITORING = grouped("watching", *MONITORING_FLAGS)
+_MONITORING = grouped("logging and monitoring", *MONITORING_FLAGS)
 
 _COLLECTIONS = grouped(
     "garbage collection",
-    Flag("--manual-gc", help="Collect garbage after the same steps on all ranks, and at no other time."),
+    Flag("--manual-gc", help="Run Python's garbage collection at the same steps on all ranks only."),
     Flag(
         "--manual-gc-interval",
         type=int,
@@ -196,4 +198,4 @@ _COLLECTIONS = grouped(
     ),
 )
 
-_FAULT_TOLERANCE = grouped("stopping and recovery", *FAULT_TOLERANCE_FLAGS)
+_FAULT_TOLERANCE = grouped("fault tolerance", *FAULT_TOLERANCE_FLAGS)

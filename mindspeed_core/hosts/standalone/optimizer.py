@@ -116,9 +116,9 @@ def optimizer_step(run: Run) -> OptimizerStep:
         norm = None if grad_norm is None else float(grad_norm)
         return OptimizerStep(bool(successful), norm, None if num_zeros is None else int(num_zeros))
     # A rank whose stage is frozen has no norm; the others' counts for all.
-    mine = [not successful, *(-1.0 if value is None else float(value) for value in (grad_norm, num_zeros))]
+    local = [not successful, *(-1.0 if value is None else float(value) for value in (grad_norm, num_zeros))]
     # megatron-core computes both numbers in float32; HCCL reduces no float64.
-    facts = torch.tensor(mine, dtype=torch.float32, device=run.dist.device)
+    facts = torch.tensor(local, dtype=torch.float32, device=run.dist.device)
     dist.all_reduce(facts, op=dist.ReduceOp.MAX, group=run.pg.mp)
     failed, norm, zeros = facts.tolist()
     return OptimizerStep(failed == 0.0, None if norm < 0 else norm, None if zeros < 0 else int(zeros))

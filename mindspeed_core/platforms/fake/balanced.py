@@ -88,12 +88,12 @@ def balanced_map(
     if skew == 1.0 or local == experts:
         counts = _shared(wanted, experts, tokens)
     else:
-        mine = min(round(wanted * skew * local / experts), local * tokens, wanted)
-        others = wanted - mine
+        own = min(round(wanted * skew * local / experts), local * tokens, wanted)
+        others = wanted - own
         room = (experts - local) * tokens
-        mine, others = mine + max(0, others - room), min(others, room)
+        own, others = own + max(0, others - room), min(others, room)
         elsewhere = _shared(others, experts - local, tokens)
-        counts = [*elsewhere[:first], *_shared(mine, local, tokens), *elsewhere[first:]]
+        counts = [*elsewhere[:first], *_shared(own, local, tokens), *elsewhere[first:]]
     expert = torch.repeat_interleave(torch.arange(experts), torch.tensor(counts))
     # An expert's tokens follow each other: none gets the same one twice, and each token goes to `topk`.
     token = torch.arange(len(expert)) % tokens

@@ -202,9 +202,9 @@ def tell_all(func: Any, args: tuple[Any, ...]) -> None:
     if name == "_allgather_base_" and isinstance(args[0], torch.Tensor):
         _repeat(args[0], args[1])
     elif name == "allgather_":
-        for outputs, mine in zip(args[0], args[1]):
+        for outputs, local in zip(args[0], args[1]):
             for output in outputs:
-                _repeat(output, mine)
+                _repeat(output, local)
     elif name == "alltoall_base_":
         _exchange(*args[:5])
     elif name not in ("broadcast_", "barrier", "allreduce_"):
@@ -229,12 +229,12 @@ def tell_received(tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> No
                 set_known(tensor, torch.tensor(numbers, dtype=tensor.dtype).reshape(tensor.shape))
 
 
-def _exchange(output: torch.Tensor, mine: torch.Tensor, group: Any, received: Any, sent: Any) -> None:
+def _exchange(output: torch.Tensor, local: torch.Tensor, group: Any, received: Any, sent: Any) -> None:
     """Let what this rank sends to itself be known of every part that arrives, where lengths agree."""
-    values = known_values(mine) if is_countable(mine) else None
+    values = known_values(local) if is_countable(local) else None
     unboxed = ProcessGroup.unbox(group)
     size, rank = unboxed.size(), unboxed.rank()
-    lengths = list(sent) or [mine.shape[0] // size] * size
+    lengths = list(sent) or [local.shape[0] // size] * size
     if values is None or output.shape[0] != lengths[rank] * size or set(received) - {lengths[rank]}:
         forget(output)
         return
@@ -243,11 +243,11 @@ def _exchange(output: torch.Tensor, mine: torch.Tensor, group: Any, received: An
         set_known(output, part.repeat(size, *[1] * (part.dim() - 1)))
 
 
-def _repeat(output: torch.Tensor, mine: torch.Tensor) -> None:
-    values = known_values(mine) if is_countable(mine) else None
+def _repeat(output: torch.Tensor, local: torch.Tensor) -> None:
+    values = known_values(local) if is_countable(local) else None
     if values is None:
         forget(output)
         return
     with _disable_current_modes():
-        times = output.numel() // max(1, mine.numel())
+        times = output.numel() // max(1, local.numel())
         set_known(output, values.reshape(-1).repeat(times).reshape(output.shape))

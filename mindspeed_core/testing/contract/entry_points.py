@@ -69,17 +69,17 @@ def _loads(contract: Contract) -> Iterator[str]:
     """Check that everything the distribution announces loads and is declared soundly."""
     for broken in contract.registry.broken:
         if broken.dist == contract.dist:
-            what = f"feature {broken.feature}" if broken.feature else f"entry point {broken.entry_point}"
-            yield f"{what} is broken: {broken.error}"
+            subject = f"feature {broken.feature}" if broken.feature else f"entry point {broken.entry_point}"
+            yield f"{subject} is broken: {broken.error}"
 
 
 def _requires_the_core(contract: Contract) -> Iterator[str]:
     """Check that its metadata requires the core."""
     wanted = [Requirement(text) for text in distribution(contract.dist).requires or ()]
-    mine = [found for found in wanted if canonicalize_name(found.name) == "mindspeed-core"]
-    if not mine and contract.dist != "mindspeed-core":
+    core = [found for found in wanted if canonicalize_name(found.name) == "mindspeed-core"]
+    if not core and contract.dist != "mindspeed-core":
         yield 'its metadata does not require the core: dependencies = ["mindspeed-core>=…"] in pyproject.toml'
-    for found in mine:
+    for found in core:
         if not found.specifier:
             yield f"it requires {found} of any version; say which versions it was tested with"
 

@@ -88,9 +88,11 @@ def _names_known(contract: Contract, record: FeatureRecord) -> Iterator[str]:
     )
     for kind, conditions in kinds:
         for condition in conditions:
-            what = condition.feature or condition.flag or ", ".join(getattr(condition, "any_of", ()))
+            condition_name = (
+                condition.feature or condition.flag or ", ".join(getattr(condition, "any_of", ()))
+            )
             if not condition.reason.strip():
-                yield f"its {kind} on {what} gives no reason; users read it"
+                yield f"its {kind} on {condition_name} gives no reason; users read it"
             if condition.flag and not _flag_known(contract, flags, condition.flag):
                 meant = guess(condition.flag, _options(flags))
                 yield f"its {kind} names {condition.flag}, which nobody defines{meant}"

@@ -1,4 +1,4 @@
-"""What operators keep for backward is what the formulas of their features say."""
+"""Operators keep for backward what the formulas of their features say."""
 
 import pytest
 import torch

@@ -60,7 +60,7 @@ def known(query, key, value):
 
 
 def kernel(query, key, value, band, dropout, scale):
-    """What the flash kernel computes, ``[b, s, n, d]`` or packed."""
+    """Return what the flash kernel computes, ``[b, s, n, d]`` or packed."""
     known(query, key, value)
     assert dropout == 0.0
     if query.dim() == 4:

@@ -31,7 +31,7 @@ def opened(*flags: str, probes: Sequence[object] = (), registry: Any = None) -> 
 
 
 def train(run: Any, steps: int) -> list[tuple[Any, ...]]:
-    """What each step reports."""
+    """Train, and return the report of each step."""
     found = []
     for _ in range(steps):
         result = run.session.call("train_step", run=run)

@@ -47,7 +47,7 @@ def started(seed=0, mixed=False):
 
 
 class Reference:
-    """What megatron-core does with torch's AdamW."""
+    """Reference: megatron-core with torch's AdamW."""
 
     def __init__(self, weights, kind=torch.optim.AdamW):
         self.weights = weights

@@ -33,7 +33,7 @@ THOROUGH = tuple(FORMS)[1:]
 
 
 def plain_run(layout, folder):
-    """What AdamW trains, and its state at the checkpoint in the middle."""
+    """Train with AdamW, and return its state at the checkpoint in the middle."""
     with opened(*layout, "--save", folder) as run:
         train(run, 2)
         save(run)

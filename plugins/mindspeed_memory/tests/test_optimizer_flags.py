@@ -125,7 +125,7 @@ def test_pools_take_the_place_of_growing_segments():
 
 
 def test_what_lasts_is_made_in_one_pool():
-    """Which stages allocate in the pool: those that build, and the first update."""
+    """The stages that build, and the first update, allocate in the pool."""
     feature, entered = MemoryFragmentation(), []
 
     @contextmanager

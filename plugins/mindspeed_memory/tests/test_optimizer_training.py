@@ -1,4 +1,4 @@
-"""What could train wrongly in silence: mixed dtypes, overflow, NaNs, foreign weights, a closed session."""
+"""Cases that could train wrongly in silence: mixed dtypes, overflow, foreign weights, a closed session."""
 
 from __future__ import annotations
 

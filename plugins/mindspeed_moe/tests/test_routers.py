@@ -144,7 +144,7 @@ SCORINGS = {
 
 @pytest.mark.parametrize("scoring", SCORINGS)
 def test_fixed_routes_have_the_probabilities_of_their_experts(scoring):
-    """Where scores happen to choose the experts whose turn it is, nothing differs."""
+    """Nothing differs where scores happen to choose the experts whose turn it is."""
     in_turn = torch.zeros(7, 6).scatter(1, torch.arange(14).view(7, 2) % 6, 10.0).view(7, 1, 6)
     expected, chosen = router(TopKRouter, **SCORINGS[scoring]).routing(LOGITS + in_turn)
     probs, routing_map = router(FixedRouter, **SCORINGS[scoring]).routing(LOGITS + in_turn)

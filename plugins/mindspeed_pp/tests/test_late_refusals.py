@@ -1,4 +1,4 @@
-"""What is known only when the model or a batch is there: refused, or said once, with the way out."""
+"""Facts known only when the model or a batch exists: refused, or reported once, with the way out."""
 
 import logging
 from argparse import Namespace

@@ -21,7 +21,7 @@ BATCH = ("--micro-batch-size", "1", "--global-batch-size", "8", "--clip-grad", "
 
 @dataclass
 class Trained:
-    """What one training left."""
+    """Results of one training."""
 
     losses: list = field(default_factory=list)
     gradients: dict = field(default_factory=dict)

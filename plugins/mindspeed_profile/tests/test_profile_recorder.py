@@ -1,4 +1,4 @@
-"""Which steps the profiler sees, and that it is stopped exactly once."""
+"""The profiler sees the chosen steps, and is stopped exactly once."""
 
 from pathlib import Path
 

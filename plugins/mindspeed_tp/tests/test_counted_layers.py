@@ -1,4 +1,4 @@
-"""What layers communicate is what the closed forms say: recomputation, grids, uneven parts."""
+"""Layers communicate what the closed forms say: recomputation, grids, uneven parts."""
 
 import sys
 from pathlib import Path

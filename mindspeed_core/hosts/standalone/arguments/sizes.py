@@ -119,8 +119,7 @@ def _to_lower(session: Session, args: Namespace, name: str) -> str:
     return name if session.provenance.get(name, "default") != "default" else "hidden_size"
 
 
-def _too_large(args: Namespace, name: str, needed: float, there: float, purpose: str) -> ArgumentError:
-    reason = (
-        f"a rank needs at least {needed / _GIB:,.1f} GiB {purpose}, of {there / _GIB:,.1f} GiB that there are"
-    )
+def _too_large(args: Namespace, name: str, needed: float, available: float, purpose: str) -> ArgumentError:
+    found = f"{available / _GIB:,.1f} GiB that there are"
+    reason = f"a rank needs at least {needed / _GIB:,.1f} GiB {purpose}, of {found}"
     return argument_error(args, option(name), reason, _MORE)

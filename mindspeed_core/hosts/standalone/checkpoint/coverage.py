@@ -1,4 +1,4 @@
-"""Whether parts make up a whole: boxes that tile a larger one exactly."""
+"""Check that parts make up a whole: boxes that tile a larger one exactly."""
 
 from __future__ import annotations
 

@@ -137,10 +137,10 @@ class _Store:
         return self._store.describe_upload(self._save)
 
     def finish(self, manifest: publish.Manifest, retention: Retention) -> None:
-        there = self._store.sizes(self._save)
+        sizes = self._store.sizes(self._save)
         # What rank 0 wrote beside the shards: the index and the common state.
         assert self._staged is not None
-        rest = [self._staged / name for name in manifest.files if name not in there]
+        rest = [self._staged / name for name in manifest.files if name not in sizes]
         self._store.upload(self._save, [path for path in rest if path.is_file()])
         before = self._store.latest_step() if retention.interval else None
         self._store.publish_save(self._save, manifest)

@@ -40,7 +40,7 @@ _LARGEST = 1 << 62
 
 @dataclass(frozen=True)
 class Place:
-    """Where some bytes lie: a file of the checkpoint, the first byte, and how many there are."""
+    """Location of some bytes: a file of the checkpoint, the first byte, and their number."""
 
     file: str
     offset: int

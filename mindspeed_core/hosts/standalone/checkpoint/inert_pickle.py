@@ -237,10 +237,10 @@ def read_pickle(
             "foreign code. If you trust where it comes from, --trust-checkpoint reads it as a record"
         ) from error
     except (ValueError, TypeError, IndexError, ArithmeticError, MemoryError, RecursionError) as error:
-        what = "" if isinstance(error, PickleError) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, PickleError) else f"{type(error).__name__}: "
         first = shown((str(error).splitlines() or [""])[0])
         raise CheckpointError(
-            f"{where}: cannot be read ({what}{first}); the file is damaged or forged; choose another "
+            f"{where}: cannot be read ({kind}{first}); the file is damaged or forged; choose another "
             "checkpoint with --ckpt-step"
         ) from error
 

@@ -45,15 +45,15 @@ def local_copy_for_inspection(
     copy = staged_files.private_folder(root, publish.directory_name(publish.iteration_of(name) or 0))
     try:
         files = staged_files.stored_files(store, name, found.manifest)
-        there = {**store.sizes(name), **_nested_sizes(store, name, files)}
+        sizes = {**store.sizes(name), **_nested_sizes(store, name, files)}
         staged_files.check_room(root, sum(file.size for file in files if whole or file.name in _READ))
         for file in files:
             if whole or file.name in _READ:
-                if file.object in there:
+                if file.object in sizes:
                     store.download(f"{name}/{file.object}", copy / file.name)
-            elif file.object in there:
+            elif file.object in sizes:
                 with (copy / file.name).open("wb") as placeholder:
-                    placeholder.truncate(there[file.object])
+                    placeholder.truncate(sizes[file.object])
         if found.manifest is not None:
             text = publish.describe(staged_files.flattened(found.manifest))
             publish.write_synced(copy / publish.MANIFEST, text)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Located:
-    """What the flags lead to.
+    """Checkpoint that the flags lead to.
 
     Attributes:
         found: the checkpoint, or None.
@@ -36,7 +36,7 @@ class Located:
 
 @dataclass
 class _Kept:
-    """What was found before the model was built, until it is loaded."""
+    """Checkpoint that was found before the model was built, until it is loaded."""
 
     located: Located | None = field(default=None)
 

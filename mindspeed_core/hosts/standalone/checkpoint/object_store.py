@@ -112,13 +112,13 @@ class ObjectStore:
         Raises:
             CheckpointError: an object is missing or has another size; nothing was published.
         """
-        there = self.sizes(save)
+        sizes = self.sizes(save)
         for name, (size, _) in manifest.files.items():
-            if name not in there:
+            if name not in sizes:
                 raise CheckpointError(f"{self.url}/{save}/{name}: was written, but is not in the store")
-            if there[name] != size:
+            if sizes[name] != size:
                 raise CheckpointError(
-                    f"{self.url}/{save}/{name}: has {there[name]} bytes in the store, {size} were written"
+                    f"{self.url}/{save}/{name}: has {sizes[name]} bytes in the store, {size} were written"
                 )
         folder, _, own = save.partition("/")
         files = {f"{own}/{name}": entry for name, entry in manifest.files.items()}

@@ -391,9 +391,9 @@ def _found_step(
     if step in directories and unpublished:
         return Found(_within(load_dir, directories[step]), None)
     state = f"was never completed ({MANIFEST} is missing in it)" if step in directories else "does not exist"
-    there = ", ".join(map(str, published)) or "none"
+    steps = ", ".join(map(str, published)) or "none"
     raise CheckpointError(
-        f"--ckpt-step {step}: {load_dir / directory_name(step)} {state}; complete ones in --load: {there}"
+        f"--ckpt-step {step}: {load_dir / directory_name(step)} {state}; complete ones in --load: {steps}"
     )
 
 

@@ -109,27 +109,27 @@ def local_copy(args: Namespace, found: publish.Found) -> Iterator[publish.Found]
     if not found.url:
         yield found
         return
-    what = f"loading {found.url}"
+    action = f"loading {found.url}"
     store, name = ObjectStore(folder_with(found)), found.url.rpartition("/")[2]
-    files = on_first_rank(what, lambda: staged_files.stored_files(store, name, found.manifest))
+    files = on_first_rank(action, lambda: staged_files.stored_files(store, name, found.manifest))
     iteration = publish.iteration_of(name) or 0
-    shared = staged_files.share_folder(what, args, publish.directory_name(iteration))
+    shared = staged_files.share_folder(action, args, publish.directory_name(iteration))
     try:
-        on_all_ranks(what, lambda: staged_files.check_room(shared.path, sum(file.size for file in files)))
+        on_all_ranks(action, lambda: staged_files.check_room(shared.path, sum(file.size for file in files)))
         contents = args.verify_checkpoint == "hash"
 
         def fetch() -> None:
             for file in files[shared.place :: shared.count]:
                 staged_files.download(store, name, file, shared.path, contents=contents)
 
-        on_all_ranks(what, fetch)
+        on_all_ranks(action, fetch)
         manifest = None if found.manifest is None else staged_files.flattened(found.manifest)
         try:
             yield replace(found, path=shared.path, manifest=manifest)
         except CheckpointError as error:
             raise CheckpointError(str(error).replace(str(shared.path), found.url)) from error
         # Nobody reads any more.
-        on_all_ranks(what, lambda: None)
+        on_all_ranks(action, lambda: None)
     finally:
         if shared.place == 0:
             staged_files.remove(shared.path)

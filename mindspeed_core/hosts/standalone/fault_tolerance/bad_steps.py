@@ -210,10 +210,10 @@ def _agreed_gradient(run: Run) -> str:
     rank = int(first)
     if rank == run.dist.world_size:
         return ""
-    mine = not bool(finite)
-    if mine and rank == run.dist.rank and rank != 0:
+    local = not bool(finite)
+    if local and rank == run.dist.rank and rank != 0:
         logger.warning("step %d: %s", run.iteration + 1, bad_gradient(run))
-    return bad_gradient(run) if mine else f"a gradient on rank {rank} is not finite"
+    return bad_gradient(run) if local else f"a gradient on rank {rank} is not finite"
 
 
 def _gradients_finite(run: Run) -> torch.Tensor:

@@ -38,14 +38,13 @@ FAULT_TOLERANCE_FLAGS: tuple[Flag, ...] = (
         "--check-for-spiky-loss",
         help="Treat a loss of --loss-spike-factor times the largest of the last 100 steps as a bad step.",
     ),
-    Flag("--loss-spike-factor", type=float, default=10.0, help="See --check-for-spiky-loss."),
+    Flag("--loss-spike-factor", type=float, default=10.0, help="Factor of --check-for-spiky-loss."),
     Flag(
         "--bad-step-action",
         type=str,
         default="stop",
         choices=("stop", "skip"),
-        help="What a step with a loss or gradient that is not finite, or a spike, leads to: the end of the "
-        "run, or no update in this step.",
+        help="Reaction to a non-finite loss or gradient, or a loss spike: stop, or skip the update.",
     ),
     Flag(
         "--bad-step-limit",
@@ -56,23 +55,23 @@ FAULT_TOLERANCE_FLAGS: tuple[Flag, ...] = (
     Flag(
         "--hang-timeout-minutes",
         type=float,
-        help="End the run when no rank made progress for this long, and name the rank that the others wait "
-        "for; by default 0.8 x --distributed-timeout-minutes, 0 for never.",
+        help=(
+            "Stop when no rank made progress for this long, and name the rank waited for; 0 for "
+            "never. Default: 0.8 x --distributed-timeout-minutes."
+        ),
     ),
     Flag(
         "--on-save-failure",
         type=str,
         default="stop",
         choices=("stop", "continue"),
-        help="Whether a save that failed ends the run: the file system refused it, or a writer of "
-        "--async-save was killed or hung; earlier checkpoints stay either way.",
+        help="Reaction to a failed save: stop, or go on; earlier checkpoints stay either way.",
     ),
     Flag("--nproc", type=int, help="Start this many worker processes on this machine, without torchrun."),
     Flag(
         "--max-restarts",
         type=int,
         default=0,
-        help="With --nproc: start the workers again from the last checkpoint when one was lost, at most this "
-        "often.",
+        help="With --nproc: how often lost workers are restarted from the last checkpoint.",
     ),
 )

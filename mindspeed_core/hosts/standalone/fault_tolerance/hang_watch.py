@@ -174,8 +174,8 @@ class HangWatch:
             still, silence = self._still(), time.monotonic() - self._answered
             # The other watch decides where the store answers.
             if still > self.seconds + self.period and silence > longest_silence(self.seconds, self.period):
-                what = f"{_store_server()} has not answered for {silence:.0f} s (stopped or cut off)"
-                self._end_run(Finding(0, f"{what}; all others wait for it"), everywhere=True)
+                symptom = f"{_store_server()} has not answered for {silence:.0f} s (stopped or cut off)"
+                self._end_run(Finding(0, f"{symptom}; all others wait for it"), everywhere=True)
 
     def _connect(self) -> Any:
         # A client of its own: a wait of the main thread on the shared one would block this one too.
@@ -197,14 +197,14 @@ class HangWatch:
     def _look(self, store: Any) -> None:
         rank, world = self._run.dist.rank, self._run.dist.world_size
         still = self._still()
-        mine = self._pulse(still)
-        store.set(str(rank), json.dumps(asdict(mine)))
+        pulse = self._pulse(still)
+        store.set(str(rank), json.dumps(asdict(pulse)))
         if store.check(["verdict"]):
             if not self._end.is_set():
                 os._exit(_EXIT_PROBLEMS)
             return
         now = time.monotonic()
-        pulses: dict[int, Pulse | None] = {rank: mine}
+        pulses: dict[int, Pulse | None] = {rank: pulse}
         silent: dict[int, float] = {}
         for other in range(world):
             if other == rank:
@@ -215,7 +215,7 @@ class HangWatch:
                 since = now
                 self._heard[other] = (message, now)
             pulses[other] = hang.read_pulse(message) if message else None
-            if now - since > longest_silence(self.seconds, self.period) and not (pulses[other] or mine).done:
+            if now - since > longest_silence(self.seconds, self.period) and not (pulses[other] or pulse).done:
                 silent[other] = now - since
         if still > self.seconds and store.add("claim", 1) == 1:
             finding = find_culprit(pulses, silent)

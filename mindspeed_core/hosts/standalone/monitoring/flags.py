@@ -13,7 +13,7 @@ MONITORING_FLAGS = (
     Flag("--no-progress", inverts="progress", help="Plain lines even on a terminal."),
     Flag(
         "--log-throughput",
-        help="Log TFLOP/s per device, counted and as executed with recompute, and the share of its peak.",
+        help="Log TFLOP/s per device, without and with recomputation, and the share of the peak.",
     ),
     Flag(
         "--peak-tflops",
@@ -26,24 +26,24 @@ MONITORING_FLAGS = (
         type=int,
         default=0,
         choices=(0, 1, 2),
-        help="Time the parts of a step: 0 none, 1 what happens once, 2 every micro-batch and transfer.",
+        help="Time parts of a step: 0 none, 1 once per step, 2 also per micro-batch and transfer.",
     ),
     Flag(
         "--timing-log-option",
         type=str,
         default="minmax",
         choices=("max", "minmax", "all"),
-        help="Show the slowest rank's times, the fastest's and slowest's, or those of all.",
+        help="Ranks whose times are shown: the slowest, slowest and fastest, or all.",
     ),
     Flag(
         "--no-barrier-with-level-1-timing",
         inverts="barrier_with_L1_time",
-        help="Do not let ranks meet before a part of level 1 is timed.",
+        help="Do not synchronize ranks before timing a part of level 1.",
     ),
     Flag("--log-straggler", help="Compare the forward times of ranks and name the slowest."),
     Flag("--straggler-minmax-count", type=int, default=1, help="Slowest and fastest ranks that are named."),
     Flag("--log-params-norm", help="Log the norm of all parameters."),
-    Flag("--log-energy", help="Log the energy of a step and the power, where the device tells."),
+    Flag("--log-energy", help="Log energy per step and power, where the device reports them."),
     Flag("--tensorboard-dir", type=str, per_rank=True, help="Write TensorBoard events into this folder."),
     Flag("--tensorboard-log-interval", type=int, default=1, help="Steps between TensorBoard events."),
     Flag(

@@ -9,13 +9,14 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch.distributed as dist
 
+from mindspeed_core.discovery.installed import installed_version
 from mindspeed_core.errors import UserError
 from mindspeed_core.hosts.standalone.checkpoint.save_policy import begun_from
 from mindspeed_core.hosts.standalone.monitoring import records
@@ -277,6 +278,8 @@ def announce(run: Run, log: RunLog, seconds: float) -> None:
         f"{parameters:,} parameters on rank 0 | features: {', '.join(plan.names) or 'none'}"
     )
     log.say(run.session.provenance.get("platform", ""))
+    if missing := missing_engine_note(run.session.platform.kinds(), installed_version("transformer-engine")):
+        log.say(f"note: {missing}")
     for held in plan.held_back:
         log.say(f"held back: {held.name}: {held.reason}")
     for note in plan.notes:
@@ -284,9 +287,24 @@ def announce(run: Run, log: RunLog, seconds: float) -> None:
     for line in lines(plan.flag_notes, explain=args.explain):
         log.say(line)
     start = _start(run)
-    what = f"validating {start}" if args.skip_train else f"training {start} to step {args.train_iters}"
+    work = f"validating {start}" if args.skip_train else f"training {start} to step {args.train_iters}"
     where = "no files" if run.run_dir is None else f"files in {run.run_dir}"
-    log.say(f"{what}, set up in {seconds:.1f} s, {where}")
+    log.say(f"{work}, set up in {seconds:.1f} s, {where}")
+
+
+def missing_engine_note(kinds: Collection[str], version: str) -> str:
+    """Return one note in place of megatron-core's warnings, one for each module; empty where none is due.
+
+    Args:
+        kinds: of the platform; TransformerEngine exists for CUDA alone.
+        version: of the installed TransformerEngine, empty for none.
+    """
+    if version or "cuda" not in kinds:
+        return ""
+    return (
+        "TransformerEngine is not installed: layers and norms are megatron-core's local ones, the optimizer "
+        "is torch's; mindspeed-features doctor says what is missed"
+    )
 
 
 def _start(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""What context parallelism keeps between forward and backward, by the flags; no torch."""
+"""Tensors that context parallelism keeps between forward and backward, by the flags; no torch."""
 
 from __future__ import annotations
 

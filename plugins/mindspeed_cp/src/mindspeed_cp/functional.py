@@ -45,9 +45,9 @@ def agreed_lengths(local: int, group: ProcessGroup, device: torch.device | str =
         group: whose ranks share the sequence.
         device: where the group communicates.
     """
-    mine = torch.tensor([local], dtype=torch.int64, device=device)
+    own = torch.tensor([local], dtype=torch.int64, device=device)
     everyones = torch.empty(group.size(), dtype=torch.int64, device=device)
-    dist.all_gather_into_tensor(everyones, mine, group=group)
+    dist.all_gather_into_tensor(everyones, own, group=group)
     return tuple(everyones.tolist())
 
 

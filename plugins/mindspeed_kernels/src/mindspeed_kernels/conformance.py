@@ -97,8 +97,8 @@ def _compare(operator: Operator[..., Any], backend: Backend, sample: Sample, dty
         return f"{where}: {text}"
 
     assert len(got.results) == len(expected.results), f"{where}: another number of results"
-    for mine, other in zip(got.results + got.arguments, expected.results + expected.arguments):
-        torch.testing.assert_close(mine, other, rtol=rtol, atol=atol, msg=message)
+    for actual, other in zip(got.results + got.arguments, expected.results + expected.arguments):
+        torch.testing.assert_close(actual, other, rtol=rtol, atol=atol, msg=message)
     if not sample.backward:
         return
     for mine_, other_ in zip(got.gradients, expected.gradients):

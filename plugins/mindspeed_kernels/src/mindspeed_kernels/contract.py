@@ -204,11 +204,11 @@ class SameShape(Rule):
     of: str
 
     def _violation(self, call: Call) -> Violation | None:
-        mine, other = _facts(call, self.argument), _facts(call, self.of)
-        if not mine or not other or mine[0].shape is None or mine[0].shape == other[0].shape:
+        facts, other = _facts(call, self.argument), _facts(call, self.of)
+        if not facts or not other or facts[0].shape is None or facts[0].shape == other[0].shape:
             return None
         return Violation(
-            self.argument, f"must have the shape of {self.of}", str(mine[0].shape), str(other[0].shape)
+            self.argument, f"must have the shape of {self.of}", str(facts[0].shape), str(other[0].shape)
         )
 
 

@@ -163,9 +163,9 @@ def _attention(device: str, args: tuple[Any, ...], options: Mapping[str, Any]) -
         assert len(reached) == len(gradients), "an input got no gradient"
         results.append([tensor.detach().float().cpu() for tensor in (*found, *reached)])
     largest = 0.0
-    for mine, other in zip(*results):
-        torch.testing.assert_close(mine, other, rtol=3e-2, atol=3e-2)
-        largest = max(largest, (mine - other).abs().max().item())
+    for actual, other in zip(*results):
+        torch.testing.assert_close(actual, other, rtol=3e-2, atol=3e-2)
+        largest = max(largest, (actual - other).abs().max().item())
     return f"largest error {largest:.2g}"
 
 

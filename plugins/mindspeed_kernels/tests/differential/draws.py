@@ -85,7 +85,7 @@ class Draws:
         return torch.randperm(count, generator=self._numbers)
 
     def ends(self, rows, groups):
-        """Where each of ``groups`` ends that share ``rows``; groups may be empty, also at both sides."""
+        """Draw the ends of ``groups`` that share ``rows``; groups may be empty, also at both sides."""
         cuts = sorted(self.integer(0, rows) for _ in range(groups - 1))
         return [*cuts, rows]
 

@@ -1,4 +1,4 @@
-"""What torch_npu's shape functions let through, and a kernel would compute wrongly, our contracts refuse."""
+"""Our contracts refuse what torch_npu's shape functions let through and a kernel would compute wrongly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the device's allocator hands out memory: segments that grow, set before there is any."""
+"""Settings of the device's caching allocator: expandable segments, set before the first allocation."""
 
 from __future__ import annotations
 

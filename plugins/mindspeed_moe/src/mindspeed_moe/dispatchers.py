@@ -108,8 +108,8 @@ class LaunchedAllToAllDispatcher(MoEAlltoAllTokenDispatcher):
         here = self._received if self.output_splits_tp is None else int(sum(self.output_splits_tp))
         if self.output_splits_tp is None:
             here *= self.tp_size
-        mine = torch.tensor([here], device=self._tokens.device)
-        return int(gather_from_sequence_parallel_region(mine, group=self.tp_ep_group).max())
+        local = torch.tensor([here], device=self._tokens.device)
+        return int(gather_from_sequence_parallel_region(local, group=self.tp_ep_group).max())
 
     def mean_rows(self) -> float:
         """Return the mean of the rows that come to a rank, before any is dropped."""
@@ -241,9 +241,9 @@ class LaunchedAllGatherDispatcher(MoEAllGatherTokenDispatcher):
 
     def most_rows(self) -> int:
         """Return how many rows come to the rank to which most come; every rank that exchanges has to ask."""
-        mine = self._chosen.sum(0)
-        counts = gather_from_sequence_parallel_region(mine, group=self.tp_ep_group)
-        return int(counts.view(-1, self.ep_size, mine.numel() // self.ep_size).sum((0, 2)).max())
+        local = self._chosen.sum(0)
+        counts = gather_from_sequence_parallel_region(local, group=self.tp_ep_group)
+        return int(counts.view(-1, self.ep_size, local.numel() // self.ep_size).sum((0, 2)).max())
 
     def mean_rows(self) -> float:
         """Return the mean of the rows that come to a rank, before any is dropped."""

@@ -42,10 +42,10 @@ class GatheredGroupsDispatcher(LaunchedAllToAllDispatcher):
         del self._rows, self._probs
         numbers = self._numbers()
         # By expert here, by rank in each; [expert-parallel rank, local expert] until now.
-        mine = numbers[self.tp_group.rank()]
-        self._arrived = mine.t().flatten().tolist()
-        rows = turned(rows, mine.flatten().tolist(), self.ep_size)
-        probs = turned(probs, mine.flatten().tolist(), self.ep_size)
+        local = numbers[self.tp_group.rank()]
+        self._arrived = local.t().flatten().tolist()
+        rows = turned(rows, local.flatten().tolist(), self.ep_size)
+        probs = turned(probs, local.flatten().tolist(), self.ep_size)
         of_ranks = numbers.sum(1)
         gather_probs = GatherRows("gather probs", self.tp_group, of_ranks.sum(1).tolist())
         everyones_probs = gather_probs.launch(probs)

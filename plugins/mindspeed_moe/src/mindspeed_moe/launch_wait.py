@@ -153,13 +153,13 @@ class GatherRows(Exchange):
 
     def _communicate(self, buffer: Tensor, rows: Tensor, mirrored: bool) -> Any:
         # gloo gathers and scatters equal parts only, but sends unequal ones: as many bytes.
-        mine, size = self._rows[self.group.rank()], self.group.size()
-        equal = [mine] * size
+        local, size = self._rows[self.group.rank()], self.group.size()
+        equal = [local] * size
         if mirrored == self._sums:
             copies = rows.repeat(size, *[1] * (rows.dim() - 1))
             work = dist.all_to_all_single(buffer, copies, self._rows, equal, group=self.group, async_op=True)
             return _Handle(work, copies)
-        parts = rows.new_empty((mine * size, *rows.shape[1:]))
+        parts = rows.new_empty((local * size, *rows.shape[1:]))
         work = dist.all_to_all_single(parts, rows, equal, self._rows, group=self.group, async_op=True)
         return _Handle(work, parts, sum_into=buffer)
 

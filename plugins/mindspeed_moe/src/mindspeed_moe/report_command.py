@@ -75,12 +75,12 @@ def _print(found: Report) -> None:
         ],
         title="Largest rank over the mean, by where experts are computed",
     )
-    for what, (choice, why) in (
+    for quantity, (choice, why) in (
         ("dispatcher", found.dispatcher),
         ("communication plan", found.plan),
         ("placement", found.placement),
     ):
-        click.echo(f"recommended {what}: {choice} ({why})")
+        click.echo(f"recommended {quantity}: {choice} ({why})")
 
 
 def _numbers(values: list[float]) -> str:

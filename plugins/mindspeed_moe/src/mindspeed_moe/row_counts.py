@@ -48,9 +48,9 @@ class RowCounts:
         self._sizes, self._ranks, self._rank = list(sizes), group.size(), group.rank()
         tokens, experts = routing_map.shape
         reached = [prod(self._sizes[: hop + 1]) for hop in range(len(self._sizes))]
-        mine = [routing_map.view(tokens, parts, -1).any(-1).sum(0) for parts in reached]
+        local = [routing_map.view(tokens, parts, -1).any(-1).sum(0) for parts in reached]
         width = routing_map.sum(1).amax(0, keepdim=True)
-        counts = torch.cat([*mine, routing_map.sum(0), width]).long()
+        counts = torch.cat([*local, routing_map.sum(0), width]).long()
         everyones = counts.new_empty(self._ranks * counts.numel())
         dist.all_gather_into_tensor(everyones, counts, group=group)
         table: Any = everyones.view(self._ranks, -1).cpu().numpy()

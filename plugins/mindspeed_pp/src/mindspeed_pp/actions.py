@@ -1,4 +1,4 @@
-"""What a rank does in a schedule: actions on one pipeline stage and one micro-batch, and their text form."""
+"""Actions of a rank in a schedule, on one pipeline stage and one micro-batch, and their text form."""
 
 from __future__ import annotations
 

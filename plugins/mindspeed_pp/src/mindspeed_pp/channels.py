@@ -1,4 +1,4 @@
-"""What travels between pipeline ranks, in which order, and whether transfers can block each other.
+"""Messages between pipeline ranks, their order, and the check that transfers cannot block each other.
 
 A channel is an ordered pair of ranks. Everything that travels from one to the other, activations and
 gradients, uses it in the order of the sender's list. Two groups of ranks suffice for all channels: a pair of

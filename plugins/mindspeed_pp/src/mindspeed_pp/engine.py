@@ -40,7 +40,7 @@ AHEAD = 2
 
 @dataclass
 class EngineState:
-    """What the engine keeps between steps.
+    """State of the engine between steps.
 
     Attributes:
         schedules: made so far, by number of micro-batches and whether they are of forward passes alone.

@@ -30,7 +30,7 @@ _NAMES = {FORWARD: "F", INPUT_GRADIENT: "B (or A)", WEIGHT_GRADIENT: "W (or A)"}
 
 @dataclass(frozen=True)
 class Findings:
-    """What a sound schedule needs.
+    """Findings about a schedule.
 
     Attributes:
         look_ahead: receives that have to be posted at once, by channel ``(from, to)``.

@@ -38,7 +38,7 @@ class _Sent:
 
 
 class Mail:
-    """What this rank sends and receives in one step.
+    """Messages that this rank sends and receives in one step.
 
     Attributes:
         most_posted: most receives that were posted at once.

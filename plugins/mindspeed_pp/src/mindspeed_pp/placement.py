@@ -1,4 +1,4 @@
-"""Where pipeline stages live: the rank of every stage of the model, and its chunk there.
+"""Placement of pipeline stages: the rank of every stage of the model, and its chunk there.
 
 A schedule may hold the model several times. Then stages are counted on through its copies: with 4 stages and
 2 copies, stage 5 is the second stage of the second copy. Copies share the micro-batches of a step by turns.

@@ -30,7 +30,7 @@ Orders = tuple[tuple[Action, ...], ...]
 
 @dataclass(frozen=True)
 class Schedule:
-    """What every pipeline rank does in one step.
+    """Actions of every pipeline rank in one step.
 
     Attributes:
         name: of the rule that made it.

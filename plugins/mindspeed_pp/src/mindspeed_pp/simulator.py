@@ -89,7 +89,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Course:
-    """What a step looks like.
+    """Course of a simulated step.
 
     Attributes:
         schedule: that was run.

@@ -1,4 +1,4 @@
-"""Which layers each pipeline stage holds, from any of the flags that say it, as megatron-core's layout.
+"""Layers of each pipeline stage, from any of the flags that say it, as megatron-core's layout.
 
 Layers are numbered without gaps whatever the flags leave out: checkpoints are those of the dense model.
 """

@@ -51,7 +51,7 @@ Combined = Callable[[Callable[[], None], Callable[[], None]], object]
 
 @dataclass
 class Parts:
-    """What a step works with.
+    """Parts that a step works with.
 
     Attributes:
         run: the run in progress.
@@ -100,7 +100,7 @@ class Parts:
 
 @dataclass
 class _Kept:
-    """What a forward pass leaves for its backward pass."""
+    """Tensors that a forward pass leaves for its backward pass."""
 
     received: list[Tensor | None]
     outputs: list[Tensor] = field(default_factory=list)

@@ -29,7 +29,7 @@ class Profile(Feature):
 
     name = "profile"
     family = "profile"
-    summary = "Trace of chosen steps on chosen ranks, with torch's profiler or torch_npu's"
+    summary = "Trace chosen steps on chosen ranks with the torch or torch_npu profiler"
     level = 2
     flags = (
         Flag("--profile", help="Record a trace of some steps."),

@@ -21,7 +21,7 @@ from mindspeed_tp.rows import Rows, start_sum
 
 @dataclass(frozen=True)
 class LossPlan:
-    """How losses are computed.
+    """Plan of a loss computed in chunks.
 
     Attributes:
         chunks: parts of the sequence.
@@ -123,9 +123,9 @@ def _parts_of_loss(
     if group.size() > 1:
         dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
     logits -= top.unsqueeze(-1)
-    mine, place = _place(target, first, weight.shape[0])
+    local, place = _place(target, first, weight.shape[0])
     found = logits.gather(-1, place.unsqueeze(-1)).squeeze(-1)
-    predicted = torch.where(mine, found, torch.zeros_like(found))
+    predicted = torch.where(local, found, torch.zeros_like(found))
     both = torch.stack((predicted, logits.exp_().sum(dim=-1)))
     if group.size() > 1:
         dist.all_reduce(both, group=group)
@@ -145,8 +145,8 @@ def _gradient_of_logits(
     share = plan.logits(rows, weight)
     share -= top
     share.exp_().div_(summed)
-    mine, place = _place(target, first, weight.shape[0])
-    share.scatter_add_(-1, place.unsqueeze(-1), -mine.to(share.dtype).unsqueeze(-1))
+    local, place = _place(target, first, weight.shape[0])
+    share.scatter_add_(-1, place.unsqueeze(-1), -local.to(share.dtype).unsqueeze(-1))
     return share.mul_(of_loss).to(rows.dtype)
 
 
@@ -186,5 +186,5 @@ class _WeightGradient:
 
 def _place(target: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
     """Return which targets are on this rank, and where; 0 for others."""
-    mine = (target >= first) & (target < first + size)
-    return mine, torch.where(mine, target - first, 0)
+    local = (target >= first) & (target < first + size)
+    return local, torch.where(local, target - first, 0)

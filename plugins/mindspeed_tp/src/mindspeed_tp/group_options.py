@@ -49,8 +49,8 @@ def check_names(session: Session, given: Mapping[str, Mapping[str, int]]) -> Non
     for flag, numbers in given.items():
         missing = [name for name in numbers if "." in name and name not in session.groups]
         if missing:
-            there = ", ".join(session.groups) or "none"
+            known_groups = ", ".join(session.groups) or "none"
             raise UserError(
                 f"{flag} names {', '.join(missing)}, which no active feature creates (groups of features are "
-                f"{there}); mend or drop the entry"
+                f"{known_groups}); mend or drop the entry"
             )

@@ -26,7 +26,7 @@ DIRECT = LinearPlan()
 
 
 class DelaysWeightGradients:
-    """When the gradient of a linear's weight is computed, and what data parallelism then does with it.
+    """Delay of a linear layer's weight gradient, and its reduction over data-parallel ranks.
 
     A delayed gradient reaches the hooks of data parallelism when it exists: with
     ``DistributedDataParallelConfig(delay_wgrad_compute=True)`` they are registered here instead of at the

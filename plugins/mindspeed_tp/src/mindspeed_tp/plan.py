@@ -1,4 +1,4 @@
-"""What a planned linear does, as frozen data that travels in module specifications; no torch.
+"""Plan of a linear layer as frozen data that travels in module specifications; no torch.
 
 A tensor-parallel linear is a gather of its input's rows, a product, and a sum over ranks. Who executes gather
 and product, or product and sum, is one policy; in how many parts another; when the weight's gradient is
@@ -22,7 +22,7 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Execution:
-    """Who executes a product with its communication.
+    """Executor of a GEMM with its communication.
 
     Attributes:
         executor: `DIRECT`, `PARTS`, `FUSED` or `RING`.

@@ -40,18 +40,18 @@ def ring_product_of_gathered(
     following = dist.get_global_rank(group, (me + 1) % ranks)
     preceding = dist.get_global_rank(group, (me - 1) % ranks)
     for step in range(ranks):
-        mine, coming = (me - step) % ranks, (me - step - 1) % ranks
+        own, coming = (me - step) % ranks, (me - step - 1) % ranks
         works: list[Any] = []
         if step < ranks - 1:
             # In one batch: both neighbours of a ring of two are the same rank, whose stream would hold a send
             # alone until its receive, which stands behind a send there too.
             works = dist.batch_isend_irecv(
                 [
-                    dist.P2POp(dist.isend, whole[mine], following, group),
+                    dist.P2POp(dist.isend, whole[own], following, group),
                     dist.P2POp(dist.irecv, whole[coming], preceding, group),
                 ]
             )
-        torch.mm(whole[mine], weight, out=result[mine])
+        torch.mm(whole[own], weight, out=result[own])
         for work in works:
             if work is not None:
                 work.wait()

@@ -26,7 +26,7 @@ from mindspeed_tp.rows import Pending
 
 @dataclass(frozen=True)
 class SegmentOptions:
-    """How a layer is recomputed.
+    """Options of a recomputed layer.
 
     Attributes:
         attention: leave out the sum at the end of attention.

@@ -135,8 +135,8 @@ def groups_chart(groups: Sequence[GroupPlan], devices: int, world_size: int) -> 
             parts.append(
                 f'<rect x="{node_x + slot * 13}" y="{y + 4}" width="11" height="14" rx="2" class="{colour}"/>'
             )
-        what = f"{count(spanned)} of {count(nodes)}" if one.crosses_nodes else "within one"
-        parts.append(_text(nodes_x, y + 15, what, "start", "bad" if one.crosses_nodes else ""))
+        crossing = f"{count(spanned)} of {count(nodes)}" if one.crosses_nodes else "within one"
+        parts.append(_text(nodes_x, y + 15, crossing, "start", "bad" if one.crosses_nodes else ""))
         wide = one.bytes / most * (WIDTH - bytes_x - 86)
         parts.append(
             f'<rect x="{bytes_x}" y="{y + 4}" width="{max(1.0, wide):.1f}" height="14" '

@@ -58,8 +58,8 @@ def whole(record: RankRecord, stage: int | None = None) -> Whole:
     directions = sorted({name for run in runs for name in run.work})
     work = {
         name: {
-            what: value / record.microbatches
-            for what, value in passed.keyed([run.work.get(name, {}) for run in runs]).items()
+            quantity: value / record.microbatches
+            for quantity, value in passed.keyed([run.work.get(name, {}) for run in runs]).items()
         }
         for name in directions
     }

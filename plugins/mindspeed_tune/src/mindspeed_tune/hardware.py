@@ -234,5 +234,5 @@ def _listed(path: str, found: Any) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _wrong(path: str, key: str, what: str) -> UserError:
-    return UserError(f"--plan-hardware {path}: {key} {what}")
+def _wrong(path: str, key: str, problem: str) -> UserError:
+    return UserError(f"--plan-hardware {path}: {key} {problem}")

@@ -121,8 +121,8 @@ def chosen_ranks(text: str, world_size: int) -> list[int]:
         found |= dict.fromkeys(ranks)
     outside = [rank for rank in found if rank >= world_size]
     if outside or not found:
-        what = f"rank {outside[0]} is not in" if outside else "names no rank of"
+        problem = f"rank {outside[0]} is not in" if outside else "names no rank of"
         raise UserError(
-            f"--plan-ranks {text}: {what} a world of {world_size} ranks; they are 0 to {world_size - 1}"
+            f"--plan-ranks {text}: {problem} a world of {world_size} ranks; they are 0 to {world_size - 1}"
         )
     return sorted(found)

@@ -76,9 +76,9 @@ def read_command(words: Sequence[str], environment: Mapping[str, str] | None = N
     elif program.endswith(".py"):
         kind, target, arguments = SCRIPT, rest[0], rest[1:]
     else:
-        what = "a shell script hides its command" if program in _SHELLS else "is no training command"
+        problem = "a shell script hides its command" if program in _SHELLS else "is no training command"
         raise UserError(
-            f"{rest[0] if rest else 'srun'}: {what}; give mindspeed-train FLAGS, torchrun … SCRIPT FLAGS, "
+            f"{rest[0] if rest else 'srun'}: {problem}; give mindspeed-train FLAGS, torchrun … SCRIPT FLAGS, "
             "python SCRIPT FLAGS, or the flags alone"
         )
     if kind == TRAIN:

@@ -25,8 +25,8 @@ def matrix_key(dtype: str, m: int, n: int, k: int) -> str:
 def operations(work: Mapping[str, float]) -> float:
     """Return the floating-point operations of matrix products and attention."""
     total = 0.0
-    for what, count in work.items():
-        words = what.split()
+    for quantity, count in work.items():
+        words = quantity.split()
         if words[0] == MATRIX:
             m, n, k = map(int, words[2:])
             total += 2.0 * m * n * k * count
@@ -38,8 +38,8 @@ def operations(work: Mapping[str, float]) -> float:
 def seconds(work: Mapping[str, float], hardware: Hardware) -> float:
     """Return how long operations take on a device."""
     total = 0.0
-    for what, count in work.items():
-        words = what.split()
+    for quantity, count in work.items():
+        words = quantity.split()
         if words[0] == MATRIX:
             m, n, k = map(int, words[2:])
             total += count * _product(words[1], m, n, k, hardware)

@@ -44,9 +44,9 @@ def headline(plan: LaunchPlan) -> list[str]:
     for problem in plan.problems:
         lines.append(f"PROBLEM: {problem}")
     if plan.ok:
-        what = "All kinds fit and the" if plan.hardware is not None else "The"
+        subject = "All kinds fit and the" if plan.hardware is not None else "The"
         lines.append(
-            f"{what} order of {plan.order.compared:,} calls agrees between {plan.order.pairs} pairs."
+            f"{subject} order of {plan.order.compared:,} calls agrees between {plan.order.pairs} pairs."
         )
     if step.seconds is not None and plan.hardware is not None:
         mfu = f", MFU {percent(step.mfu)}" if step.mfu is not None else ""

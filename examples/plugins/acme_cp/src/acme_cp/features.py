@@ -17,7 +17,7 @@ class SplitPrefix(Feature):
 
     name = "acme-prefix"
     family = "acme"
-    summary = "The first tokens of every sequence are seen by all others"
+    summary = "Let all tokens see the first tokens of the sequence"
     stability = "prototype"
     flags = (Flag("--acme-prefix", type=int, help="So many first tokens are seen by all tokens."),)
     requires = (

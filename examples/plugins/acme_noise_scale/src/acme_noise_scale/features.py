@@ -25,7 +25,7 @@ class NoiseScaleFeature(Feature):
 
     name = "acme-noise-scale"
     family = "acme"
-    summary = "Logs the simple noise scale of the gradient, in samples"
+    summary = "Log the simple noise scale of the gradient, in samples"
     stability = "prototype"
     level = 0
     flags = (
@@ -92,7 +92,7 @@ class NoiseScaleFeature(Feature):
 
     @hookimpl(wrapper=True)
     def forward_step(self, run: Run) -> Generator[None, Any, Any]:
-        """When the second micro-batch begins, the gradients are those of the first."""
+        """Measure the gradient norm of the first micro-batch when the second one begins."""
         if run.context.training and run.context.microbatch == 1:
             from mindspeed_core.megatron.gradient_norm import squared_norm_share
 

@@ -7,7 +7,7 @@ from mindspeed_pp import A, Action, Context, F, schedule
 
 @schedule("eager-1f1b")
 def eager(c: Context) -> Iterator[list[Action]]:
-    """1F1B with messages under computation, for nearly twice the memory."""
+    """Overlap messages of 1F1B with computation, for nearly twice the memory."""
     for r in range(c.p):
         ahead = min(2 * (c.p - r - 1), c.m)
         steady = [x for i in range(c.m - ahead) for x in (F(r, ahead + i), A(r, i))]

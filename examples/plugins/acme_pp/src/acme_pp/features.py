@@ -13,7 +13,7 @@ class EagerSchedule(Feature):
 
     name = "acme-eager-1f1b"
     family = "pipeline parallelism"
-    summary = "1F1B with messages under computation"
+    summary = "Overlap messages of 1F1B with computation"
     requires = (Requirement(feature="pp-engine", reason="it runs the schedule"),)
     docs = "acme_pp:docs/eager.md"
     affects_checkpoint = False

@@ -53,7 +53,7 @@ class SoftCap(Feature):
 
     name = "acme-soft-cap"
     family = "acme"
-    summary = "Caps attention scores smoothly: cap * tanh(score / cap)"
+    summary = "Cap attention scores smoothly: cap * tanh(score / cap)"
     flags: ClassVar[Sequence[Flag]] = (_CAP, _LAYERS)
     conflicts = _CONFLICTS
     slots = ("core-attention",)
@@ -127,7 +127,7 @@ class SoftCapCompiled(SoftCap):
     """The same with a compiled cap; where there is no compiler worth using, the plain one takes over."""
 
     name = "acme-soft-cap-compiled"
-    summary = "The soft cap compiled into one kernel"
+    summary = "Compile the soft cap into one kernel"
     stability = "prototype"
     flags = (Flag("--acme-soft-cap-compiled", help="Compile the cap."), _CAP, _LAYERS)
     requires = (Requirement(flag="--acme-soft-cap", reason="there is nothing to compile without a cap"),)

@@ -115,16 +115,16 @@ def split_attention(
         assert members.inner is not None
         lengths = [layout.lengths[place * grid.inner + i] for i in range(grid.inner)]
         plan = head_plan(query.shape[1], key.shape[1], grid.inner, turn)
-        mine = plan.queries[turn]
+        block = plan.queries[turn]
         query = to_heads(query, plan.queries, lengths, members.inner)
         exchanged = _keys_exchange(plan, turn, lengths, members.inner, options)
         unexchanged, key, value = (key, value), exchanged(key), exchanged(value)
         if grid.outer == 1 and call.kept != "none":
             again = zip((key, value)[: 1 + (call.kept == "all")], unexchanged)
             saved_tensors = keep_unexchanged([(there, here.detach()) for there, here in again], exchanged)
-        heads = heads[mine.start : mine.stop]
-        slopes = None if slopes is None else slopes[mine.start : mine.stop]
-        sink = None if sink is None else sink[mine.start : mine.stop]
+        heads = heads[block.start : block.stop]
+        slopes = None if slopes is None else slopes[block.start : block.stop]
+        sink = None if sink is None else sink[block.start : block.stop]
     numbers, scores = torch.arange(heads.start, heads.stop), []
     for samples, rule in by_rule(rules, query.shape[0]):
         dropout = call.dropout
@@ -153,9 +153,9 @@ def _keys_exchange(
 
     def exchanged(tensor: Tensor) -> Tensor:
         if options.gather_keys:
-            mine = plan.keys[turn]
+            block = plan.keys[turn]
             whole = to_whole(tensor, lengths, group, wide=options.wide_gradients)
-            tensor = whole[:, mine.start : mine.stop]
+            tensor = whole[:, block.start : block.stop]
         else:
             tensor = to_heads(tensor, plan.keys, lengths, group)
         if plan.expand:

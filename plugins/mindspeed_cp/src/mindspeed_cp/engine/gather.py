@@ -47,9 +47,9 @@ class GatherPlan:
         """Iterate over query heads, the key heads that they share, and their work."""
         share = heads // key_heads
         for start, end in cut(key_heads, min(self.options.head_groups, key_heads)):
-            mine = slice(start * share, end * share)
-            work = tuple((samples, tasks, _heads_of(scores, mine)) for samples, tasks, scores in self.work)
-            yield mine, slice(start, end), work
+            own = slice(start * share, end * share)
+            work = tuple((samples, tasks, _heads_of(scores, own)) for samples, tasks, scores in self.work)
+            yield own, slice(start, end), work
 
 
 def _heads_of(scores: Scores, heads: slice) -> Scores:

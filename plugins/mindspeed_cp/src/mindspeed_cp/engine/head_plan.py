@@ -38,7 +38,7 @@ def head_plan(query_heads: int, key_heads: int, ranks: int, rank: int) -> HeadPl
     share = query_heads // key_heads
     queries = [range(start, end) for start, end in cut(query_heads, ranks)]
     keys = [range(heads.start // share, (heads.stop - 1) // share + 1) for heads in queries]
-    mine = [head // share - keys[rank].start for head in queries[rank]]
-    even = len(mine) % len(keys[rank]) == 0
-    regular = even and mine == [place // (len(mine) // len(keys[rank])) for place in range(len(mine))]
-    return HeadPlan(tuple(queries), tuple(keys), () if regular else tuple(mine))
+    own = [head // share - keys[rank].start for head in queries[rank]]
+    even = len(own) % len(keys[rank]) == 0
+    regular = even and own == [place // (len(own) // len(keys[rank])) for place in range(len(own))]
+    return HeadPlan(tuple(queries), tuple(keys), () if regular else tuple(own))

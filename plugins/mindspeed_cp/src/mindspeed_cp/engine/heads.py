@@ -24,11 +24,11 @@ Transfer = Callable[..., Tensor]
 def _to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup) -> Tensor:
     batch, width, local = x.shape[0], x.shape[3], x.shape[2]
     parts = [x[:, r.start : r.stop].reshape(-1) for r in heads]
-    mine = heads[group.rank()]
-    sizes = [batch * len(mine) * length * width for length in lengths]
+    own_heads = heads[group.rank()]
+    sizes = [batch * len(own_heads) * length * width for length in lengths]
     assert local == lengths[group.rank()]
     came = PartsExchange(parts, sizes, group).wait()
-    pieces = [part.view(batch, len(mine), length, width) for part, length in zip(came, lengths)]
+    pieces = [part.view(batch, len(own_heads), length, width) for part, length in zip(came, lengths)]
     return torch.cat(pieces, dim=2)
 
 
@@ -108,9 +108,9 @@ class _ToWhole(torch.autograd.Function):
         for place, part in enumerate(whole.split(list(lengths), dim=2)):
             parts[place, :, :, : part.shape[2]] = part
         counters.sent(counters.GATHER, parts[0].nbytes * (len(lengths) - 1))
-        mine = torch.empty_like(parts[0])
-        dist.reduce_scatter_tensor(mine, parts.flatten(0, 1), group=group)
-        return mine[:, :, : lengths[group.rank()]].to(whole.dtype), None, None, None
+        own = torch.empty_like(parts[0])
+        dist.reduce_scatter_tensor(own, parts.flatten(0, 1), group=group)
+        return own[:, :, : lengths[group.rank()]].to(whole.dtype), None, None, None
 
 
 def to_whole(x: Tensor, lengths: Sequence[int], group: ProcessGroup, *, wide: bool = True) -> Tensor:

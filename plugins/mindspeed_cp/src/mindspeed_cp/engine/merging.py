@@ -62,9 +62,9 @@ class Merger:
         before = self.logsum[place]
         total = torch.logaddexp(before, logsum.to(before.dtype))
         weight = torch.exp(logsum.to(before.dtype) - total).nan_to_num_(0.0)
-        mine = self.output[place]
+        block = self.output[place]
         # Interpolation leaves rows alone that saw nothing in this block.
-        mine.lerp_(output.to(mine.dtype), weight.unsqueeze(-1))
+        block.lerp_(output.to(block.dtype), weight.unsqueeze(-1))
         before.copy_(total)
 
 

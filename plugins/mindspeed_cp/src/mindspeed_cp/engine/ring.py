@@ -247,15 +247,15 @@ class _RingBackward:
             self._post_keys(keys, moves, blocks)
             k, v = self._keys_and_values(blocks, block, rows)
             counters.event("compute", step)
-            mine = last.new_zeros(shapes.size(rows), dtype=wide)
-            dk, dv = shapes.split(mine, rows)
+            gradient = last.new_zeros(shapes.size(rows), dtype=wide)
+            dk, dv = shapes.split(gradient, rows)
             results = self.output, self.logsum, self.outer
             attend_backward((dq, dk, dv), self.query, k, v, *results, plan.work[block])
             grads.wait(step)
             if block in sums:
-                mine += sums.pop(block)
+                gradient += sums.pop(block)
             if step + 1 < steps:
-                outgoing = {block: mine.to(travelling)}
+                outgoing = {block: gradient.to(travelling)}
                 incoming = {
                     move.block: last.new_empty(shapes.size(plan.lengths[move.block]), dtype=travelling)
                     for move in moves
@@ -264,7 +264,7 @@ class _RingBackward:
                 grads.post(moves, outgoing, incoming)
                 sums.update(incoming)
                 # What is on its way is held by its transfer alone.
-                del mine, dk, dv, outgoing, incoming
+                del gradient, dk, dv, outgoing, incoming
             del k, v
             blocks.pop(block, None)
         return dq, dk, dv

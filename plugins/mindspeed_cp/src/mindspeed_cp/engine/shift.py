@@ -34,11 +34,11 @@ def shift_plan(layout: Layout, rank: int) -> ShiftPlan:
     shares = [[part for part in layout.chunks(r) if part[1][0] < part[1][1]] for r in range(layout.ranks)]
     most = max(map(len, shares))
     begins = {start: r * most + i for r in range(layout.ranks) for i, (_, (start, _)) in enumerate(shares[r])}
-    mine = shares[rank]
+    own = shares[rank]
     return ShiftPlan(
-        first=tuple(row for row, _ in mine),
-        last=tuple(row + end - start - 1 for row, (start, end) in mine),
-        sources=tuple(begins.get(end, -1) for _, (_, end) in mine),
+        first=tuple(row for row, _ in own),
+        last=tuple(row + end - start - 1 for row, (start, end) in own),
+        sources=tuple(begins.get(end, -1) for _, (_, end) in own),
         most=most,
         origin=begins[0],
     )

@@ -123,11 +123,11 @@ def _add_heads(
 ) -> None:
     """Add exchanges of heads; ``repeated`` is the width of keys and values that backward exchanges again."""
     forward, backward = sent
-    mine, foreign = lengths[turn], sum(lengths) - lengths[turn]
+    own, foreign = lengths[turn], sum(lengths) - lengths[turn]
     own_heads = len(plan.queries[turn])
     both = sizes.width + sizes.value_width
     # Queries go out and results come back; backward does the opposite with their gradients.
-    to_heads = mine * (sizes.heads - own_heads)
+    to_heads = own * (sizes.heads - own_heads)
     to_positions = foreign * own_heads
     forward[ALL_TO_ALL] = to_heads * sizes.width + to_positions * sizes.value_width
     backward[ALL_TO_ALL] = to_heads * sizes.value_width + to_positions * sizes.width
@@ -136,7 +136,7 @@ def _add_heads(
         forward[GATHERED] = rows * both * sizes.batch * sizes.bytes
         backward[GATHERED] = rows * sizes.batch * (repeated * sizes.bytes + both * sizes.gradient_bytes)
     else:
-        out = mine * sum(len(keys) for place, keys in enumerate(plan.keys) if place != turn)
+        out = own * sum(len(keys) for place, keys in enumerate(plan.keys) if place != turn)
         forward[ALL_TO_ALL] += out * both
         backward[ALL_TO_ALL] += out * repeated + foreign * len(plan.keys[turn]) * both
     for counted in sent:

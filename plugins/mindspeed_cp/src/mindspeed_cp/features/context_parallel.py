@@ -21,7 +21,7 @@ class ContextParallel(Feature):
 
     name = "context-parallel"
     family = "cp"
-    summary = "Sequences split over ranks: Ulysses, ring, double ring, hybrid, fetched keys, balanced layouts"
+    summary = "Split sequences over ranks: Ulysses, ring, double ring, hybrid, KV all-gather"
     level = 2
     flags: ClassVar[Sequence[Flag]] = FLAGS
     conflicts: ClassVar[Sequence[Conflict]] = (

@@ -16,7 +16,7 @@ class PackedDocuments(ContextParallel):
     """Documents of a whole sequence apart, without a mask for every two tokens."""
 
     name = "packed-documents"
-    summary = "Documents in one sequence that do not see one another, without a dense attention mask"
+    summary = "Keep attention within packed documents without a dense mask"
     flags = DOCUMENT_FLAGS
     slots = ("core-attention",)
     conflicts = ()

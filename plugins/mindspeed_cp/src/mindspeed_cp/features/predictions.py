@@ -16,7 +16,7 @@ class SplitPredictions(Feature):
 
     name = "context-parallel-predictions"
     family = "cp"
-    summary = "Predictions of further tokens (--mtp-num-layers) of split sequences and separate documents"
+    summary = "Train multi-token prediction on split sequences and packed documents"
     level = 2
     requires = (
         Requirement(

@@ -39,11 +39,11 @@ def shift_over_ranks(tensor: Tensor, layout: Layout, group: dist.ProcessGroup) -
     rank, ranks = group.rank(), group.size()
     plan = shift_plan(layout, rank)
     rows = tensor.reshape(-1, tensor.shape[-1])
-    mine = tensor.new_zeros(plan.most + 1, rows.shape[0])
-    mine[: len(plan.first)] = rows[:, list(plan.first)].T
-    mine[-1] = rows.sum(-1)
+    padded = tensor.new_zeros(plan.most + 1, rows.shape[0])
+    padded[: len(plan.first)] = rows[:, list(plan.first)].T
+    padded[-1] = rows.sum(-1)
     gathered = tensor.new_empty(ranks * (plan.most + 1), rows.shape[0])
-    dist.all_gather_into_tensor(gathered, mine, group=group)
+    dist.all_gather_into_tensor(gathered, padded, group=group)
     everyone = gathered.view(ranks, plan.most + 1, -1)
     begins = torch.cat((everyone[:, :-1].flatten(0, 1), tensor.new_zeros(1, rows.shape[0])))
     moved = rows.roll(-1, dims=-1)

@@ -108,8 +108,8 @@ class Visibility:
         if behind and self.left is not None:
             visible = key >= position - self.left
         if ahead and self.right is not None:
-            near = key <= position + self.right
-            visible = near if visible is None else visible & near
+            before_right = key <= position + self.right
+            visible = before_right if visible is None else visible & before_right
         if visible is not None:
             visible = visible[None, None]
             if self.prefix:

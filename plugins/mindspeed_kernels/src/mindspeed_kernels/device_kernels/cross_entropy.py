@@ -35,8 +35,8 @@ def _cross_entropy_statistics(
     summed = tl.sum(total * tl.exp(top - beneath), 0)
     tl.store(logsum + row, beneath + tl.log(summed))
     place = tl.load(target + row) - first
-    mine = (place >= 0) & (place < width)
-    chosen = tl.load(start + tl.where(mine, place, 0), mask=mine, other=0.0).to(tl.float32)
+    local = (place >= 0) & (place < width)
+    chosen = tl.load(start + tl.where(local, place, 0), mask=local, other=0.0).to(tl.float32)
     tl.store(predicted + row, chosen)
 
 

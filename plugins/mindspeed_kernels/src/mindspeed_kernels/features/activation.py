@@ -13,7 +13,7 @@ class FusedSwiGLUFeature(KernelFeature):
     """SwiGLU that keeps its input only."""
 
     name = "fused-swiglu"
-    summary = "SwiGLU in one operator that keeps only its input for backward"
+    summary = "Run SwiGLU as one operator that saves only its input"
     flags = (Flag("--use-fused-swiglu", help="Fused SwiGLU in every MLP."),)
     requires = (Requirement(flag="--swiglu", reason="the fused operator computes SwiGLU only"),)
     slots = ("activation",)

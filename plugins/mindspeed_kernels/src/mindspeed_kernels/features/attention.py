@@ -31,9 +31,7 @@ class FlashAttention(KernelFeature):
     """Attention without a score matrix."""
 
     name = "flash-attn"
-    summary = (
-        "Attention without score matrix and mask tensor: causal, full, windowed, packed, grouped queries"
-    )
+    summary = "Compute attention without materializing scores or masks"
     flags = (
         Flag("--use-flash-attn", help="Flash attention as the core of every attention."),
         Flag(
@@ -193,7 +191,7 @@ class FusionAttentionV2(KernelFeature):
     """The second version of the fused attention kernel of Ascend devices."""
 
     name = "fusion-attn-v2"
-    summary = "The second version of the fused attention kernel on NPUs; chosen by itself where it is needed"
+    summary = "Use version 2 of the NPU's fused attention kernel"
     flags = (
         Flag(
             "--use-fusion-attn-v2", help="Prefer the second version of the attention kernel; rarely needed."
@@ -213,9 +211,7 @@ class Alibi(KernelFeature):
     """Positions as a bias of attention by distance (Press et al., 2022)."""
 
     name = "alibi"
-    summary = (
-        "Attention with linear biases: a slope per head times the distance, instead of position embeddings"
-    )
+    summary = "Add linear biases to attention scores in place of position embeddings"
     level = 2
     flags = (
         Flag("--position-embedding-type", type=str, choices=("alibi",), help="Attention with linear biases."),
@@ -287,7 +283,7 @@ class AlibiTensor(Alibi):
     """The same positions, handed to the kernel as a tensor of biases."""
 
     name = "alibi-tensor"
-    summary = "Attention with linear biases that the kernel gets as a tensor: --alibi-fusion-attn-type 0"
+    summary = "Give the attention kernel ALiBi as a tensor (--alibi-fusion-attn-type 0)"
     verify = (
         *across(_ALIBI_TENSOR, (*_ALIBI, *_BY_DEFINITION), LAYOUTS[:2], model=(*LONG, *GQA), tolerance=2e-5),
         resumed(_ALIBI_TENSOR, (*LONG, *GQA), tolerance=2e-5),

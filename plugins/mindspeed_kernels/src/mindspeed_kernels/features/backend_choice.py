@@ -16,7 +16,7 @@ class OpsBackend(KernelFeature):
     """Forces the backends of operators for a whole training."""
 
     name = "ops-backend"
-    summary = "Which backend serves an operator, instead of the automatic choice"
+    summary = "Choose the backend of an operator instead of the automatic choice"
     level = 0
     flags = (
         Flag(

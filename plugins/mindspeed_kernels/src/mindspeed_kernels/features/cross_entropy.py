@@ -24,7 +24,7 @@ class FusedCrossEntropy(KernelFeature):
     """Losses from logits as they are, without a float32 copy of them."""
 
     name = "fused-cross-entropy"
-    summary = "Losses straight from 16-bit logits: no float32 copy of them, two numbers per token kept"
+    summary = "Compute losses from 16-bit logits without a float32 copy"
     flags = (Flag(_FLAG, help="Fused cross entropy that keeps the logits as they are."),)
     conflicts = (
         Conflict(flag="--cross-entropy-loss-fusion", reason="it is another one; drop one of the two"),

@@ -25,7 +25,7 @@ class FusedAdam(KernelFeature):
     """AdamW in one launch, and the norm of gradients with one wait."""
 
     name = "fused-adam"
-    summary = "AdamW in one launch over all parameters; the norm of gradients waits for the device once"
+    summary = "Update all parameters with one AdamW launch; sync once for the gradient norm"
     flags = (Flag("--use-fused-adam", help="Torch's fused AdamW; one wait for the gradient norm."),)
     requires = (Requirement(flag="--optimizer", equals="adam", reason="the fused update is Adam's"),)
     conflicts = (

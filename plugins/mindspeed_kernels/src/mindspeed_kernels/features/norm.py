@@ -21,7 +21,7 @@ class FusedRMSNormFeature(KernelFeature):
     """RMSNorm that keeps its input and one number per row."""
 
     name = "fused-rmsnorm"
-    summary = "RMSNorm in one operator, also under sequence parallelism; keeps only its input for backward"
+    summary = "Run RMSNorm as one operator that saves only its input"
     flags = (Flag("--use-fused-rmsnorm", help="Fused RMSNorm at every norm of the model."),)
     requires = (
         Requirement(flag="--normalization", equals="RMSNorm", reason="the operator computes RMSNorm only"),

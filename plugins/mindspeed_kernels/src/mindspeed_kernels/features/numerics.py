@@ -19,7 +19,7 @@ class Deterministic(KernelFeature):
     """Two runs give the same bits."""
 
     name = "deterministic"
-    summary = "Two runs give the same bits: libraries, torch and operators use only what repeats"
+    summary = "Make two runs give the same bits"
     level = 0
     flags = (
         Flag(
@@ -63,7 +63,7 @@ class AffinityCrossEntropy(KernelFeature):
     """The logit of the target by selection instead of assignment by index."""
 
     name = "affinity-cross-entropy"
-    summary = "Cross entropy over a cut vocabulary without assignments by index, which are slow on NPUs"
+    summary = "Compute vocabulary-parallel cross entropy without indexed writes, slow on NPUs"
     flags = (Flag("--affinity-cross-entropy", help="Cross entropy without assignments by index (for NPUs)."),)
     slots = ("lm-loss",)
     patches = (

@@ -24,7 +24,7 @@ class TriangleAttention(KernelFeature):
     """Causal attention that never computes the scores above the diagonal."""
 
     name = "triangle-attn"
-    summary = "Causal attention by blocks of queries in plain operations: half the products, half the memory"
+    summary = "Compute causal attention by blocks of queries: half the FLOPs and memory"
     level = 2
     flags = (
         Flag("--triangle-attn", help="Compute causal attention block by block of queries."),
@@ -85,7 +85,7 @@ class MaskedSoftmaxFeature(KernelFeature):
     """The softmax of plain attention in one operator that keeps its result only."""
 
     name = "masked-softmax"
-    summary = "Scale, mask and softmax of plain attention in one operator, without extensions of Apex"
+    summary = "Run scale, mask and softmax of attention as one operator, without Apex"
     flags = (Flag("--use-fused-masked-softmax", help="Fused scale, mask and softmax in plain attention."),)
     conflicts = (
         Conflict(feature="flash-attn", reason="flash attention has no softmax to replace; drop one of them"),
@@ -126,7 +126,7 @@ class GenerateMask(KernelFeature):
     """Keep the mask of all attention on the host, for features that ask for it as a tensor."""
 
     name = "generate-mask"
-    summary = "One attention mask for all layers, kept on the host for features that cut it up"
+    summary = "Share one attention mask between layers, kept in host memory"
     level = 2
     flags = (
         Flag(

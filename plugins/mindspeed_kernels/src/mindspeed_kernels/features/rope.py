@@ -20,7 +20,7 @@ class FusedRotaryEmbedding(KernelFeature):
     """Rotation of queries and keys in one operator; cosine and sine once for all layers."""
 
     name = "fused-rope"
-    summary = "Rotary embedding in one operator that keeps no input; cosine and sine once for all layers"
+    summary = "Run rotary embedding as one operator; compute cosine and sine once"
     flags = (Flag("--use-fused-rotary-pos-emb", help="Fused rotary embedding of queries and keys."),)
     requires = (
         Requirement(

@@ -13,7 +13,7 @@ class UpstreamFusions(KernelFeature):
     """Switches on what MindSpeed computes fused without a flag, where the model has it."""
 
     name = "upstream-fusions"
-    summary = "The fused operators that MindSpeed switches on without a flag of their own"
+    summary = "Switch on the fused operators that MindSpeed uses by default"
     flags = (
         Flag(
             "--fusions",

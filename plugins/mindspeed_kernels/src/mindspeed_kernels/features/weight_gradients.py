@@ -37,7 +37,7 @@ class GradientAccumulationFusion(KernelFeature):
     """Linear layers add their weight gradient to the main gradient in place, in float32."""
 
     name = "matmul-add"
-    summary = "Weight gradients of linear layers added to the main gradient in place, without Apex"
+    summary = "Accumulate weight gradients of linear layers in place, without Apex"
     flags = (
         Flag(
             "--use-gradient-accumulation-fusion",
@@ -96,7 +96,7 @@ class GroupedExperts(KernelFeature):
     """All experts of a layer in one grouped product."""
 
     name = "grouped-experts"
-    summary = "The experts of a layer in one grouped product, without TransformerEngine or grouped_gemm"
+    summary = "Run a layer's experts as one grouped GEMM, without TransformerEngine"
     flags = (Flag("--moe-grouped-gemm", help="Compute the experts of a layer in one grouped product."),)
     requires = (
         Requirement(flag="--num-experts", reason="there is nothing to group without experts"),
@@ -143,7 +143,7 @@ class GroupedGradientAccumulation(KernelFeature):
     """Grouped experts add their weight gradients to the main gradients in place."""
 
     name = "gmm-add"
-    summary = "Weight gradients of grouped experts added to the main gradient in place, in float32"
+    summary = "Accumulate weight gradients of grouped experts in place, in float32"
     flags = (
         Flag(
             "--gemm-gradient-accumulation-fusion",

@@ -106,8 +106,8 @@ class TriangleCoreAttention(MegatronModule):
                 named = {"attn_mask_type": kind, "attention_bias": attention_bias}
                 plain: Tensor = self._plain(query, key, value, attention_mask, **named)
                 return plain
-            what = given[0] if given else f"attention of kind {kind}"
-            raise UserError(f"--triangle-attn computes plain causal attention, but got {what}; drop one")
+            cause = given[0] if given else f"attention of kind {kind}"
+            raise UserError(f"--triangle-attn computes plain causal attention, but got {cause}; drop one")
         dropout = self.dropout if self.training else 0.0
         arguments = query, key, value, self.softmax_scale, self.block_size, dropout
         if dropout == 0.0 or self.config.sequence_parallel:

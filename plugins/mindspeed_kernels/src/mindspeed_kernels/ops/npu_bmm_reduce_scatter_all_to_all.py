@@ -56,10 +56,10 @@ def npu_bmm_reducescatter_alltoall_reference(
         )
     product = torch.bmm(x, weight)
     by_source = product.reshape(product.shape[0], ep.size(), -1, product.shape[2])
-    mine = scatter_dimension(by_source, 3 if shard_type == 0 else 2, tp)
+    shard = scatter_dimension(by_source, 3 if shard_type == 0 else 2, tp)
     if bias is not None:
-        mine = mine + bias.reshape(bias.shape[0], 1, 1, bias.shape[-1])
-    return return_rows(mine, ep)
+        shard = shard + bias.reshape(bias.shape[0], 1, 1, bias.shape[-1])
+    return return_rows(shard, ep)
 
 
 npu_bmm_reducescatter_alltoall = Operator(

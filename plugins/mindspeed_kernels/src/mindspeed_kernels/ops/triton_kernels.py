@@ -1,4 +1,4 @@
-"""Where the Triton kernels of `mindspeed_kernels.device_kernels` serve; it is not imported here.
+"""Registration of the Triton kernels of `mindspeed_kernels.device_kernels`, which is not imported here.
 
 They are compiled at the first call of each kind, a second or less each, and kept on disk by Triton; none
 tunes itself, so that no step of a training waits for a search. With ``TRITON_INTERPRET=1`` in the environment

@@ -17,7 +17,7 @@ class BlockOptimizer(Feature):
 
     name = "block-optimizer"
     family = "memory"
-    summary = "AdamW in windows, for what the optimizer keeps in other forms and places; switched on by them"
+    summary = "Update parameters in windows for features that move optimizer state"
     requires = (Requirement(flag="--optimizer", equals="adam", reason="the update is AdamW's"),)
     conflicts = (
         Conflict(flag="--use-precision-aware-optimizer", reason=_WHERE),

@@ -20,22 +20,22 @@ class CheckpointActivations(Feature):
 
     name = "checkpoint-activations"
     family = "memory"
-    summary = "AscendSpeed's names of full recomputation"
+    summary = "Accept AscendSpeed's flag names of full recomputation"
     level = 0
     flags = (
-        Flag(_SWITCH, help="Compute layers again in backward: --recompute-granularity full."),
+        Flag(_SWITCH, help="Recompute layers in backward, as --recompute-granularity full."),
         Flag(
             _POLICY,
             type=str,
             default="full",
             choices=("full", "block", "custom"),
-            help="Layers that are computed again: all, the first ones, or those of a measured plan.",
+            help="Layers that are recomputed: all, the first ones, or those of a measured plan.",
         ),
         Flag(
             _BLOCK,
             type=int,
             default=_BLOCK_LAYERS,
-            help="Layers of each model chunk that are computed again with --checkpoint-policy block.",
+            help="Layers of each model chunk that are recomputed with --checkpoint-policy block.",
         ),
         Flag(
             _COUNTS,

@@ -13,7 +13,9 @@ from mindspeed_memory.saved.chosen_layers import chosen_layers
 
 _ACTIVATION, _DENSE, _SMALLEST = "--compress-activation", "--compress-dense", "--compress-min-elements"
 DISABLED, LEVEL0, LEVEL1 = "disable", "level0", "level1"
-_ELEMENTS = Flag(_SMALLEST, type=int, default=32768, help="Tensors with fewer elements are kept as they are.")
+_ELEMENTS = Flag(
+    _SMALLEST, type=int, default=32768, help="Smallest number of elements of a tensor that is compressed."
+)
 _HALF_PRECISION = Requirement(
     flag="--bf16", reason="it is exponents of bfloat16 that are compressed; other types are kept as they are"
 )
@@ -65,10 +67,10 @@ class _Compressing(SavingFeature):
 
 
 class CompressActivation(_Compressing):
-    """What chosen layers save for backward is compressed, without loss."""
+    """Compress what chosen layers save for backward, without loss."""
 
     name = "compress-activation"
-    summary = "Saved tensors of chosen layers compressed without loss between forward and backward"
+    summary = "Compress saved activations of chosen layers without loss until backward"
     flags = (
         Flag(
             _ACTIVATION,
@@ -124,14 +126,17 @@ class CompressDense(_Compressing):
     """The result of a feed-forward layer's first product is compressed, without loss."""
 
     name = "compress-dense"
-    summary = "First products of feed-forward layers compressed without loss between forward and backward"
+    summary = "Compress the first product of feed-forward layers without loss until backward"
     flags = (
         Flag(
             _DENSE,
             type=str,
             default=DISABLED,
             choices=(DISABLED, LEVEL0, LEVEL1),
-            help="Compress first products: level0 on the device, level1 with sign and mantissa on the host.",
+            help=(
+                "Compress outputs of the first GEMM: level0 on device, level1 with sign and mantissa "
+                "on the host."
+            ),
         ),
         _ELEMENTS,
         HOST_LIMIT,

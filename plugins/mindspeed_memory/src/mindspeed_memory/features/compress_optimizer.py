@@ -15,7 +15,7 @@ class CompressOptimizer(Feature):
 
     name = COMPRESS
     family = "memory"
-    summary = "Moments compressed without loss between updates, decompressed window by window in them"
+    summary = "Compress Adam's moments without loss between updates"
     stability = "prototype"
     flags = (Flag(_FLAG, help="Keep moments compressed, without loss, between updates."),)
     requires = (IN_BLOCKS,)

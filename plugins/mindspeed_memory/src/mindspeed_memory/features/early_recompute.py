@@ -108,14 +108,14 @@ class RecomputeInAdvance(_EarlyRecompute):
     """Layers that are computed again anyway are so while their gradient is on its way."""
 
     name = "recompute-in-advance"
-    summary = "Layers computed again while the gradient travels between interleaved pipeline stages"
+    summary = "Recompute layers while the gradient travels between pipeline stages"
     flags = (
-        Flag(_ADVANCE, help="Compute layers again while their gradient is on its way."),
+        Flag(_ADVANCE, help="Recompute layers while their gradient is in transit between pipeline stages."),
         Flag(
             _DEPTH,
             type=int,
             default=1,
-            help="Layers of a model chunk that are computed again early; -1 for all of them.",
+            help="Layers of a model chunk that are recomputed early; -1 for all.",
         ),
     )
     requires = (
@@ -176,9 +176,12 @@ class RecomputeInBubble(_EarlyRecompute):
     """A rank drops the activations of the passes that are too many, and waits no longer for that."""
 
     name = "recompute-in-bubble"
-    summary = "Micro-batches of early pipeline ranks dropped and computed again while they wait"
+    summary = "Recompute micro-batches of early pipeline ranks while these wait"
     flags = (
-        Flag(_BUBBLE, help="Keep as many micro-batches on every pipeline rank as on one in the middle."),
+        Flag(
+            _BUBBLE,
+            help="Store activations of as many micro-batches on every pipeline rank as on a middle one.",
+        ),
     )
     conflicts = (
         *_WHERE_IT_WAITS,

@@ -20,11 +20,16 @@ class MemoryFragmentation(Feature):
 
     name = "memory-fragmentation"
     family = "memory"
-    summary = "Segments of the device's memory that grow, so that less of it is reserved and not used"
+    summary = "Reduce reserved but unused device memory with expandable segments"
     level = 0
     flags = (
-        Flag(_FLAG, help="Let the device's allocator use segments that grow; or MEMORY_FRAGMENTATION=1."),
-        Flag(_POOLS, help="Keep parameters, gradients and optimizer state in a pool of their own instead."),
+        Flag(_FLAG, help="Use expandable segments of the device's allocator; also MEMORY_FRAGMENTATION=1."),
+        Flag(
+            _POOLS,
+            help=(
+                "Allocate parameters, gradients and optimizer state in a memory pool of their own instead."
+            ),
+        ),
     )
     conflicts = (Conflict(flag="--use-nccl-ub", reason="buffers of communication have a pool of their own"),)
     slots = ("allocator",)

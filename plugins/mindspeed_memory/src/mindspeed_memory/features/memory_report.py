@@ -16,10 +16,10 @@ class MemoryReport(Feature):
 
     name = "memory-report"
     family = "memory"
-    summary = "Bytes of the second step by kind, beside formulas, with the largest tensors and their flags"
+    summary = "Report memory by kind in the second step, with the largest tensors"
     level = 0
     flags = (
-        Flag(_FLAG, help="Report where the memory of the second step is, and write it to files."),
+        Flag(_FLAG, help="Report memory of the second step by kind, and write it to files."),
         Flag(
             _PATH,
             type=str,

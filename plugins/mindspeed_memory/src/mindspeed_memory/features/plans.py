@@ -18,13 +18,13 @@ class RecomputePlan(Feature):
 
     name = "recompute-plan"
     family = "memory"
-    summary = "Modules chosen by patterns of their names computed again in backward"
+    summary = "Recompute modules chosen by name patterns in backward"
     flags = (
         Flag(
             _RECOMPUTE,
             type=str,
             nargs="+",
-            help="Patterns of the modules that are computed again, such as decoder.layers.{0-3}.mlp.",
+            help="Name patterns of modules that are recomputed, such as decoder.layers.{0-3}.mlp.",
         ),
     )
     conflicts = (
@@ -67,16 +67,16 @@ class RecomputePlan(Feature):
 
 
 class SwapPlan(SwappingFeature):
-    """What modules save that patterns name waits on the host."""
+    """Offload what modules save whose names match patterns to host memory."""
 
     name = "swap-activation-plan"
-    summary = "Saved tensors of modules chosen by patterns of their names kept on the host"
+    summary = "Offload saved activations of modules chosen by name patterns"
     flags = (
         Flag(
             _SWAP,
             type=str,
             nargs="+",
-            help="Patterns of the modules whose saved tensors are swapped, as in decoder.layers.{0-3}.",
+            help="Name patterns of modules whose saved tensors are offloaded, as in decoder.layers.{0-3}.",
         ),
         *ENGINE_FLAGS,
     )

@@ -154,9 +154,9 @@ class AdaptiveRecompute(_Budgeted):
     """Measured costs say what of each layer is computed again, within a budget."""
 
     name = "adaptive-recompute"
-    summary = "The fastest choice of what layers compute again within a budget of memory, by measured costs"
+    summary = "Choose recomputation within a memory budget, by measured cost"
     flags = (
-        Flag(_SWITCH, help="Choose by measured costs what layers compute again."),
+        Flag(_SWITCH, help="Choose by measured cost what layers recompute."),
         *BUDGET_FLAGS,
     )
     slots = ("recompute-policy", "mlp-forward")
@@ -202,9 +202,9 @@ class AdaptiveMemory(_Budgeted, SwappingFeature):
     """Measured costs say what of each layer is computed again and what is swapped, within a budget."""
 
     name = "adaptive-memory"
-    summary = "The fastest choice of what layers compute again or swap within a budget, by measured costs"
+    summary = "Choose recomputation and swaps within a memory budget, by measured cost"
     flags = (
-        Flag(_MEMORY, help="Choose by measured costs what layers compute again and what they swap."),
+        Flag(_MEMORY, help="Choose by measured cost what layers recompute and what they swap."),
         *BUDGET_FLAGS,
         *ENGINE_FLAGS,
     )
@@ -248,10 +248,10 @@ class SmartSwap(SwappingFeature):
     """Saved tensors are chosen one by one, by a trace of a step, and wait on the host."""
 
     name = "smart-swap"
-    summary = "Saved tensors that wait on the host, chosen by size and time from a traced step or from a file"
+    summary = "Offload saved activations, chosen by size and lifetime in a traced step"
     stability = "prototype"
     flags = (
-        Flag(_SMART, help="Choose by a traced step which saved tensors wait on the host."),
+        Flag(_SMART, help="Choose by a traced step which saved tensors are offloaded."),
         Flag(
             _FILE,
             type=str,

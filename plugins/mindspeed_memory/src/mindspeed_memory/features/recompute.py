@@ -101,13 +101,13 @@ class RecomputeActivation(_PartOfLayers):
     """The activation between two linear layers is dropped, and computed again for the second one."""
 
     name = "recompute-activation"
-    summary = "Activation functions of feed-forward layers computed again in backward"
+    summary = "Recompute activation functions of feed-forward layers in backward"
     flags = (
-        Flag(_ACTIVATION, help="Compute activation functions again in backward instead of keeping them."),
+        Flag(_ACTIVATION, help="Recompute activation functions in backward instead of saving their outputs."),
         Flag(
             _ACTIVATION_LAYERS,
             type=int,
-            help="Do so in this many layers of each model chunk, behind those recomputed as a whole.",
+            help="Layers of each model chunk that do so, after those recomputed as a whole.",
         ),
     )
     conflicts = PARTS
@@ -147,14 +147,14 @@ class RecomputeNorm(_PartOfLayers):
     """The results of a layer's norms are dropped, and computed again for the linear layers behind them."""
 
     name = "recompute-norm"
-    summary = "Norms of layers computed again in backward"
+    summary = "Recompute norms of layers in backward"
     stability = "prototype"
     flags = (
-        Flag(_NORM, help="Compute the norms of layers again in backward instead of keeping their results."),
+        Flag(_NORM, help="Recompute norms of layers in backward instead of saving their outputs."),
         Flag(
             _NORM_LAYERS,
             type=int,
-            help="Do so in this many layers of each model chunk, behind those recomputed as a whole.",
+            help="Layers of each model chunk that do so, after those recomputed as a whole.",
         ),
     )
     conflicts = PARTS
@@ -178,15 +178,15 @@ class RecomputeCounts(Feature):
 
     name = "recompute-layers-per-pp-rank"
     family = "memory"
-    summary = "Whole layers computed again, counted over the chunks of a pipeline rank"
+    summary = "Count recomputed layers over all chunks of a pipeline rank"
     flags = (
         Flag(
             _PER_RANK,
-            help="Numbers of layers that recompute are those of a pipeline rank; its chunks take turns.",
+            help="Count --recompute-num-layers per pipeline rank instead of per model chunk.",
         ),
         Flag(
             _SPARE_LAST,
-            help="Keep the activations of the model's last layer, which backward needs at once.",
+            help="Do not recompute the model's last layer, whose backward comes at once.",
         ),
     )
     conflicts = (
@@ -238,13 +238,13 @@ class RecomputeDense(Feature):
 
     name = "recompute-dense-mlp"
     family = "memory"
-    summary = "Dense feed-forward layers with biases computed again as a whole"
+    summary = "Recompute whole dense feed-forward layers that have biases"
     flags = (
         Flag(
             "--recompute-modules",
             type=str,
             nargs="+",
-            help="Parts of layers that selective recomputation computes again.",
+            help="Parts of layers that selective recomputation covers.",
         ),
     )
     conflicts = (_IN_GRAPHS, _LOW_PRECISION)

@@ -17,8 +17,8 @@ class ReleaseFp32Grad(Feature):
 
     name = RELEASE
     family = "memory"
-    summary = "16-bit gradients made float32 window by window in the update, instead of all before it"
-    flags = (Flag(_FLAG, help="Make 16-bit gradients float32 window by window, in the update."),)
+    summary = "Convert gradients to float32 window by window instead of all at once"
+    flags = (Flag(_FLAG, help="Convert 16-bit gradients to float32 window by window in the update."),)
     requires = (IN_BLOCKS,)
     slots = ("optimizer-grad",)
     docs = "mindspeed_memory:docs/release-fp32-grad.md"

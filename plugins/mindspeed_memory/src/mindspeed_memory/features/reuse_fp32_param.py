@@ -18,15 +18,15 @@ class ReuseFp32Param(Feature):
 
     name = REUSE
     family = "memory"
-    summary = "Main parameters kept as the bfloat16 weight and 16 further bits: 2 bytes a parameter less"
+    summary = "Store main parameters as the bfloat16 weight plus 16 bits: 2 bytes less each"
     flags = (
-        Flag(_FLAG, help="Keep main parameters as the weight and 16 further bits."),
+        Flag(_FLAG, help="Store main parameters as the bfloat16 weight and 16 more bits."),
         Flag(
             _TIES,
             type=str,
             default=LIST,
             choices=(LIST, SIGN),
-            help="Note which ties were rounded up in a list, or in the sign of the second moment.",
+            help="Record ties that were rounded up in a list, or in the sign of the second moment.",
         ),
         Flag(
             _ROUNDING,

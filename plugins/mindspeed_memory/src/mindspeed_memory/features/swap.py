@@ -17,10 +17,10 @@ _ATTENTION, _MODULES, _INPUT = "--swap-attention", "--swap-modules", "--swap-lay
 _MODELS = "--swap-models"
 _MIN_BYTES, _DEPTH, _LIMIT = "--swap-min-bytes", "--swap-prefetch-depth", "--swap-host-limit-gb"
 _DEFAULT_MODULES = "input_norm,self_attention,post_attention_norm"
-HOST_LIMIT = Flag(_LIMIT, type=float, help="Most GiB that one process keeps on the host.")
+HOST_LIMIT = Flag(_LIMIT, type=float, help="Most GiB of host memory that one process uses for offloading.")
 ENGINE_FLAGS = (
-    Flag(_MIN_BYTES, type=int, default=1048576, help="Smaller storages stay on the device."),
-    Flag(_DEPTH, type=int, default=1, help="How many modules ahead of backward tensors are brought back."),
+    Flag(_MIN_BYTES, type=int, default=1048576, help="Smallest storage in bytes that is offloaded."),
+    Flag(_DEPTH, type=int, default=1, help="Modules ahead of backward whose tensors are prefetched."),
     HOST_LIMIT,
 )
 """Of every feature that puts saved tensors away."""
@@ -113,17 +113,21 @@ class SwappingFeature(SavingFeature):
 
 
 class SwapAttention(SwappingFeature):
-    """What attention saves for backward waits on the host."""
+    """Offload what attention saves for backward to host memory."""
 
     name = "swap-attention"
-    summary = "Saved tensors of attention and norms kept on the host between forward and backward"
+    summary = "Offload activations of attention and norms to host memory until backward"
     flags = (
-        Flag(_ATTENTION, aliases=("--prefetch",), help="Keep what attention saves for backward on the host."),
+        Flag(
+            _ATTENTION,
+            aliases=("--prefetch",),
+            help="Offload what attention saves for backward to host memory.",
+        ),
         Flag(
             _MODULES,
             type=str,
             default=_DEFAULT_MODULES,
-            help="Modules of each layer whose saved tensors go to the host, separated by commas.",
+            help="Modules of each layer whose saved tensors are offloaded, separated by commas.",
         ),
         Flag(
             _MODELS,
@@ -224,13 +228,13 @@ class SwapAttention(SwappingFeature):
 
 
 class SwapLayerInput(SwappingFeature):
-    """What a layer keeps that is computed again waits on the host."""
+    """Offload the inputs of recomputed layers to host memory."""
 
     name = "swap-layer-input"
-    summary = "Inputs of layers that are computed again kept on the host between forward and backward"
+    summary = "Offload inputs of recomputed layers to host memory until backward"
     stability = "prototype"
     flags = (
-        Flag(_INPUT, help="Keep the inputs of layers that are computed again as a whole on the host."),
+        Flag(_INPUT, help="Offload the inputs of recomputed layers to host memory."),
         *ENGINE_FLAGS,
     )
     requires = (

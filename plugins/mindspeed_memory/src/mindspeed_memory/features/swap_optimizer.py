@@ -18,14 +18,14 @@ class SwapOptimizer(Feature):
 
     name = SWAP
     family = "memory"
-    summary = "Main parameters and moments on the host, brought to the device window by window in the update"
+    summary = "Offload main parameters and moments to host memory between updates"
     flags = (
-        Flag(_FLAG, help="Keep main parameters and moments on the host between updates."),
+        Flag(_FLAG, help="Offload main parameters and moments to host memory between updates."),
         Flag(
             _TIMES,
             type=int,
             default=16,
-            help="Windows of an update; 0: one window, copied back while the next step begins.",
+            help="Windows of an update; 0: one window, offloaded while the next step begins.",
         ),
     )
     requires = (IN_BLOCKS,)

@@ -18,7 +18,7 @@ class VirtualOptimizer(Feature):
 
     name = VIRTUAL_FEATURE
     family = "memory"
-    summary = "Moments on the host as far as a budget of bytes goes, brought to the device window by window"
+    summary = "Offload Adam's moments to host memory up to a budget"
     stability = "prototype"
     flags = (
         Flag(
@@ -26,7 +26,7 @@ class VirtualOptimizer(Feature):
             type=str,
             nargs="+",
             metavar="GIB",
-            help="Moments on the host: all, GiB of each rank, or as many numbers as pipeline stages.",
+            help="Moments in host memory: all, GiB per rank, or one number per pipeline stage.",
         ),
     )
     requires = (IN_BLOCKS,)

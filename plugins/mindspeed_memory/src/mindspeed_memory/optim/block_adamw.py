@@ -42,7 +42,7 @@ class _Job:
 
 @dataclass
 class _Batch:
-    """What torch's AdamW is called with, and what is to be done with its results."""
+    """Arguments of one call of torch's AdamW, and the actions that follow it."""
 
     mains: list[torch.Tensor] = field(default_factory=list)
     gradients: list[torch.Tensor] = field(default_factory=list)

@@ -23,7 +23,7 @@ _PLACES = {SWAP: SWAPPED, VIRTUAL_FEATURE: VIRTUAL, COMPRESS: COMPRESSED}
 
 @dataclass(frozen=True)
 class BlockOptions:
-    """What the block-wise AdamW keeps, in which form, and where.
+    """Options of the block-wise AdamW: which state it stores, in which form, and where.
 
     Attributes:
         master: `WHOLE` or `SPLIT`.

@@ -224,7 +224,7 @@ class SmartSwap:
 
     def _letting_go(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            self._engine.let_go()
+            self._engine.release_originals()
             return plain(*args, **kwargs)
 
         return forward

@@ -1,4 +1,4 @@
-"""What attention and norms save for backward, kept on the host."""
+"""Offloading of what attention and norms save for backward."""
 
 from __future__ import annotations
 

@@ -69,9 +69,9 @@ class CompressedStorage:
         self._compressed = compressed
 
     @property
-    def is_near(self) -> bool:
+    def is_on_device(self) -> bool:
         """Return whether it can be read at once."""
-        return self._there is not None or self._rest is None or self._rest.is_near
+        return self._there is not None or self._rest is None or self._rest.is_on_device
 
     def release(self) -> None:
         """Let go of the original."""

@@ -118,7 +118,7 @@ class DeviceCompressor:
 class DeviceCompressed:
     """A storage of bfloat16 in the device's compressed form."""
 
-    is_near = True
+    is_on_device = True
 
     def __init__(self, flat: Tensor, codes: DeviceCodes, pool: HostPool) -> None:
         """Keep both forms until the original is let go."""

@@ -1,9 +1,10 @@
-"""The engine of saved tensors: what autograd saves inside of chosen modules is put away, and brought back.
+"""The engine of saved tensors: store what autograd saves in chosen modules elsewhere, and prefetch it.
 
-Storages are put away whole and once, whatever views of them are saved. The saved values own what was put away
-and nothing else does: autograd lets go of each value when its node has run, when a graph is dropped without
-backward, and when backward fails, and what it stood for goes with it. Bringing something back early is a
-matter of time alone; whoever needs it first brings it back.
+A codec stores it in another form: a copy in host memory, or compressed. Storages are stored whole and once,
+whatever views of them are saved. The saved values own the stored form and nothing else does: autograd
+releases each value when its node has run, when a graph is dropped without backward, and when backward fails,
+and the stored form is freed with it. Prefetching changes the time alone: whoever needs a tensor first
+fetches it.
 """
 
 from __future__ import annotations
@@ -22,54 +23,54 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from mindspeed_core.megatron.dropped_storages import will_be_dropped
 
 
-class PutAway(Protocol):
-    """A storage that was put away."""
+class Stored(Protocol):
+    """A storage in the form in which it is stored until backward."""
 
     @property
-    def is_near(self) -> bool:
-        """Return whether it can be read at once, or is on its way."""
+    def is_on_device(self) -> bool:
+        """Return whether it can be read at once, or is being fetched."""
 
     def release(self) -> None:
-        """Let go of the original."""
+        """Release the original."""
 
     def fetch(self) -> None:
-        """Begin to bring it back."""
+        """Begin to fetch it back to the device."""
 
     def flat(self) -> Tensor:
         """Return the storage as a tensor ``[n]``."""
 
 
-Codec = Callable[[Tensor], "PutAway | None"]
-"""Puts a whole storage ``[n]`` away; None where that is of no use."""
+Codec = Callable[[Tensor], "Stored | None"]
+"""Stores a whole storage ``[n]`` in another form; None where that is of no use."""
 Accepts = Callable[[Tensor], bool]
 
 
 class _Group:
-    """What one call of a module saved; knows what the calls before it did, the nearest first."""
+    """Saved tensors of one call of a module; links to the calls before it, the nearest first."""
 
     def __init__(self, before: Iterable[weakref.ref[_Group]]) -> None:
-        self.put_away: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.stored: weakref.WeakSet[Any] = weakref.WeakSet()
         self.before = tuple(before)
 
     def fetch(self) -> None:
-        for one in list(self.put_away):
-            one.fetch()
+        for stored in list(self.stored):
+            stored.fetch()
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What became of a storage, as long as there is one or the other; its key may be another's afterwards."""
+class _CacheEntry:
+    """Result for one storage, valid while it or the result exists; its key may be reused afterwards."""
 
     storage: weakref.ref[torch.UntypedStorage]
-    what: weakref.ref[PutAway]
+    stored: weakref.ref[Stored]
     version: int
 
 
 @dataclass(frozen=True)
 class _Saved:
-    """A saved tensor: a view of what was put away."""
+    """A saved tensor: a view of a stored storage."""
 
-    what: PutAway
+    stored: Stored
     group: _Group
     engine: SavedTensors
     dtype: torch.dtype
@@ -79,57 +80,59 @@ class _Saved:
 
 
 class SavedTensors:
-    """Puts away what autograd saves inside of scopes.
+    """Stores what autograd saves inside of scopes elsewhere.
 
     Attributes:
-        late: how often something had to be brought back at the moment it was needed.
+        late: how often a tensor was not prefetched when backward needed it.
         dropped: how many saved tensors stayed because their owner empties them.
     """
 
     def __init__(self, codec: Codec, *, min_bytes: int, depth: int = 1) -> None:
-        """Start with nothing put away.
+        """Start with nothing stored.
 
         Args:
-            codec: puts storages away.
+            codec: stores storages in another form.
             min_bytes: smaller storages stay.
-            depth: how many calls ahead of backward are brought back.
+            depth: how many calls ahead of backward are prefetched.
         """
         self.late = self.dropped = 0
         self._codec = codec
         self._min_bytes = min_bytes
         self._depth = depth
         self._recent: deque[weakref.ref[_Group]] = deque(maxlen=max(depth, 1))
-        self._pending: list[PutAway] = []
+        self._pending: list[Stored] = []
         self._kept: frozenset[int] = frozenset()
-        self._known: dict[int, _Known] = {}
+        self._cache: dict[int, _CacheEntry] = {}
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """Never put the storages of these tensors away; parameters and their buffers, for instance."""
+        """Never store the storages of these tensors elsewhere; parameters and their buffers, for instance."""
         self._kept = frozenset(tensor.untyped_storage()._cdata for tensor in tensors if _is_plain(tensor))
 
     def may(self, tensor: Tensor) -> bool:
-        """Return whether a saved tensor may be put away at all."""
+        """Return whether a saved tensor may be stored elsewhere at all."""
         return self._may(tensor)
 
-    def let_go(self) -> None:
-        """Let go of the originals of what was put away; what is computed from now on waits for the copies."""
-        self._let_go()
+    def release_originals(self) -> None:
+        """Release the originals of stored storages; what is computed from now on waits for their copies."""
+        pending, self._pending = self._pending, []
+        for stored in pending:
+            stored.release()
 
     def begin(self) -> None:
         """Begin the forward pass of a micro-batch through a chunk: nothing comes before its first call."""
         self._recent.clear()
-        self._known.clear()
+        self._cache.clear()
 
     def end(self, output: Any) -> None:
-        """End it: let go of originals, and bring the last calls back when backward arrives.
+        """End it: release originals, and fetch the last calls when backward arrives.
 
         Args:
             output: of the chunk.
         """
-        self._let_go()
+        self.release_originals()
         last = list(self._recent)
         self._recent.clear()
-        self._known.clear()
+        self._cache.clear()
         if isinstance(output, Tensor) and output.requires_grad and self._depth:
             output.register_hook(lambda gradient: _fetch(last))
 
@@ -140,20 +143,20 @@ class SavedTensors:
         accepts: Accepts | None = None,
         apart: bool = False,
     ) -> Callable[..., Any]:
-        """Return a forward inside of which saved tensors are put away.
+        """Return a forward inside of which saved tensors are stored elsewhere.
 
         Args:
             forward: of a module.
-            accepts: which tensors, of those that may be put away at all; by default every one.
-            apart: every storage is brought back apart from the others.
+            accepts: which tensors, of those that may be stored elsewhere at all; by default every one.
+            apart: fetch every storage separately.
         """
 
         @wraps(forward)
         def scoped(*args: Any, **kwargs: Any) -> Any:
-            # What is computed again in backward is needed at once.
+            # What is recomputed in backward is needed at once.
             if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
                 return forward(*args, **kwargs)
-            self._let_go()
+            self.release_originals()
             pack = self._packer(accepts, apart)
             with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
                 return forward(*args, **kwargs)
@@ -166,32 +169,32 @@ class SavedTensors:
         def pack(tensor: Tensor) -> Any:
             if not self._may(tensor) or (accepts is not None and not accepts(tensor)):
                 return kept_by_its_node(tensor)
-            what = self._put_away(tensor)
-            if what is None:
+            stored = self._store(tensor)
+            if stored is None:
                 return kept_by_its_node(tensor)
-            if not group or (apart and what not in group[0].put_away):
+            if not group or (apart and stored not in group[0].stored):
                 group[:] = [_Group(reversed(self._recent) if self._depth else ())]
                 self._recent.append(weakref.ref(group[0]))
-            group[0].put_away.add(what)
+            group[0].stored.add(stored)
             offset = int(tensor.storage_offset())
-            return _Saved(what, group[0], self, tensor.dtype, tensor.size(), tensor.stride(), offset)
+            return _Saved(stored, group[0], self, tensor.dtype, tensor.size(), tensor.stride(), offset)
 
         return pack
 
-    def _put_away(self, tensor: Tensor) -> PutAway | None:
-        """Put a storage away, unless it is already, by this module or by one before it."""
+    def _store(self, tensor: Tensor) -> Stored | None:
+        """Store a storage, unless it is already, by this module or by one before it."""
         storage, version = tensor.untyped_storage(), tensor._version
-        known = self._known.get(storage._cdata)
-        if known is not None and known.storage() is storage and known.version == version:
-            what = known.what()
-            if what is not None:
-                return what
+        cached = self._cache.get(storage._cdata)
+        if cached is not None and cached.storage() is storage and cached.version == version:
+            stored = cached.stored()
+            if stored is not None:
+                return stored
         with torch.no_grad():
-            what = self._codec(_whole(tensor))
-        if what is not None:
-            self._known[storage._cdata] = _Known(weakref.ref(storage), weakref.ref(what), version)
-            self._pending.append(what)
-        return what
+            stored = self._codec(_whole(tensor))
+        if stored is not None:
+            self._cache[storage._cdata] = _CacheEntry(weakref.ref(storage), weakref.ref(stored), version)
+            self._pending.append(stored)
+        return stored
 
     def _may(self, tensor: Tensor) -> bool:
         if tensor.grad_fn is None or isinstance(tensor, torch.nn.Parameter):
@@ -207,11 +210,6 @@ class SavedTensors:
             return False
         return storage._cdata not in self._kept
 
-    def _let_go(self) -> None:
-        pending, self._pending = self._pending, []
-        for what in pending:
-            what.release()
-
 
 def kept_by_its_node(tensor: Tensor) -> Tensor:
     """Return a tensor that autograd keeps as it is.
@@ -226,9 +224,9 @@ def _unpack(saved: Any) -> Tensor:
     if not isinstance(saved, _Saved):
         tensor: Tensor = saved
         return tensor
-    if not saved.what.is_near:
+    if not saved.stored.is_on_device:
         saved.engine.late += 1
-    flat = saved.what.flat()
+    flat = saved.stored.flat()
     _fetch(saved.group.before)
     if flat.dtype != saved.dtype:
         flat = flat.view(saved.dtype)

@@ -89,7 +89,7 @@ class HostCopy:
         self._fetched = destination, copies.back.record_event()
 
     @property
-    def is_near(self) -> bool:
+    def is_on_device(self) -> bool:
         """Return whether it is on the device, or on its way there."""
         return self._there is not None or self._fetched is not None
 

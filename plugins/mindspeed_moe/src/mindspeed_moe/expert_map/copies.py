@@ -40,10 +40,10 @@ class HotExperts:
 
     def choose(self, routing_map: Tensor) -> list[int]:
         """Return the hot experts of bool ``[tokens, experts]``, the same on every rank; collective."""
-        mine = routing_map.sum(0)
-        everyones = mine.new_empty(self._group.size() * mine.shape[0])
-        dist.all_gather_into_tensor(everyones, mine, group=self._group)
-        return sorted(hot_experts(everyones.view(-1, mine.shape[0]).tolist(), self._number))
+        local = routing_map.sum(0)
+        everyones = local.new_empty(self._group.size() * local.shape[0])
+        dist.all_gather_into_tensor(everyones, local, group=self._group)
+        return sorted(hot_experts(everyones.view(-1, local.shape[0]).tolist(), self._number))
 
     def copies(self, chosen: Sequence[int], routing_map: Tensor, probs: Tensor) -> Copies:
         """Return the copies of one call.

@@ -26,15 +26,17 @@ class AdaptiveRecompute(Feature):
 
     name = "moe-adaptive-recompute"
     family = "moe"
-    summary = "Calls of experts that bring a rank many rows keep less for backward"
+    summary = "Recompute activations of experts that get many tokens"
     flags = (
-        Flag(_FLAG, help="Keep less of experts for backward in calls that bring some rank many rows."),
+        Flag(_FLAG, help="Recompute activations of experts in calls where a rank gets many tokens."),
         Flag(
             _SCALE,
             type=float,
             default=2.0,
-            help="How many times the mean of rows are many: above, rows are sent again; above twice as many, "
-            "their first product is computed again too.",
+            help=(
+                "Tokens over the mean from which rows are resent in backward; from twice that, the "
+                "first GEMM is recomputed too."
+            ),
         ),
     )
     requires = SENDING_LAYER

@@ -20,15 +20,15 @@ class AttentionExpertsPipeline(Feature):
 
     name = "moe-ampipe"
     family = "moe"
-    summary = "All-to-alls of a slice of the sequence beside attention and experts of other slices"
+    summary = "Overlap all-to-all with attention and experts of other slices of the sequence"
     flags = (
         Flag(
             _DEGREE,
             type=int,
             default=1,
-            help="Compute layers of experts in this many slices of the sequence, from attention on.",
+            help="Slices of the sequence whose attention, all-to-all and experts overlap.",
         ),
-        Flag(_GATHERS, help="Also run gathers of experts that are cut beside other slices."),
+        Flag(_GATHERS, help="Overlap all-gathers of tensor-parallel experts with other slices too."),
     )
     requires = (
         PLACED_LAYER,

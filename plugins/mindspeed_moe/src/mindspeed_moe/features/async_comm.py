@@ -19,7 +19,7 @@ class AsyncCommunication(Feature):
 
     name = "moe-async-comm"
     family = "moe"
-    summary = "Collectives of a token dispatcher launched together, forward and backward"
+    summary = "Launch the collectives of a token dispatcher together"
     flags = (Flag(_FLAG, help="Launch the collectives of a token dispatcher together."),)
     requires = (
         PLACED_LAYER,

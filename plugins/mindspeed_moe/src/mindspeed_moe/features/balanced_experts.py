@@ -23,11 +23,11 @@ class BalancedExperts(Feature):
 
     name = "moe-balanced-experts"
     family = "moe"
-    summary = "Copies of hot experts on all ranks, chosen for each micro-batch, for even loads"
+    summary = "Replicate hot experts on all ranks for each micro-batch to balance load"
     flags = (
-        Flag(_FLAG, help="Copy hot experts to all ranks for each micro-batch."),
-        Flag(_NUMBER, type=int, default=_DEFAULT, help="Experts of a layer that are copied at most."),
-        Flag(_GROUPS, type=int, default=_DEFAULT, help="Communicators that carry copies side by side."),
+        Flag(_FLAG, help="Replicate hot experts on all ranks for each micro-batch."),
+        Flag(_NUMBER, type=int, default=_DEFAULT, help="Most experts of a layer that are replicated."),
+        Flag(_GROUPS, type=int, default=_DEFAULT, help="Communicators that broadcast replicas in parallel."),
     )
     requires = (
         PLACED_LAYER,

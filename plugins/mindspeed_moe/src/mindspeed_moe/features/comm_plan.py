@@ -22,7 +22,7 @@ class CommunicationPlan(Feature):
 
     name = "moe-comm-plan"
     family = "moe"
-    summary = "Rows of tokens sent once to each node or rank of their experts"
+    summary = "Send each token once per node or rank instead of once per expert"
     flags = (
         Flag(
             FLAG,
@@ -30,10 +30,12 @@ class CommunicationPlan(Feature):
             default=FLAT,
             choices=(FLAT, GATHER, DEDUP, AUTO),
             choices_from="moe.comm_plans",
-            help="How rows travel: once for each expert (flat), gathered between nodes (gather), once to "
-            "each node and rank (dedup), or what sends the fewest bytes between nodes (auto).",
+            help=(
+                "Send tokens once per expert (flat), gathered between nodes (gather), once per node "
+                "and rank (dedup), or with the fewest bytes between nodes (auto)."
+            ),
         ),
-        Flag(NODE_SIZE, type=int, help="Ranks of experts on one node; those of the launcher without it."),
+        Flag(NODE_SIZE, type=int, help="Expert-parallel ranks per node; by default the launcher's."),
         Flag(_HIERARCHICAL, help=f"The same as {FLAG} {AUTO}."),
         Flag(_ZERC, help=f"The same as {FLAG} {DEDUP} {NODE_SIZE} 1."),
     )

@@ -15,7 +15,7 @@ class ExpertLayer(Feature):
 
     name = "moe-core"
     family = "moe"
-    summary = "The layer of experts that features of this package work in; switched on by them"
+    summary = "Provide the expert layer that features of mindspeed-moe extend"
     before = ("grouped-experts",)
     conflicts = (
         Conflict(

@@ -29,21 +29,21 @@ class DeepSpeedExperts(Feature):
 
     name = "moe-deepspeed"
     family = "moe"
-    summary = "DeepSpeed's mixture of experts: top-1 or top-2 gating with a capacity, equal parts exchanged"
+    summary = "Train DeepSpeed's MoE: top-1 or top-2 gating with a capacity"
     flags = (
         Flag(
             _FLAG,
             type=str,
             default=_MEGATRONS,
             choices=(_MEGATRONS, _OURS),
-            help="deepspeed_moe: one or two choices of a token, experts with a capacity.",
+            help="deepspeed_moe: top-1 or top-2 gating, experts with a capacity.",
         ),
-        Flag(_INTERVAL, type=int, help="Every so many layers one has experts; --moe-layer-freq."),
+        Flag(_INTERVAL, type=int, help="Interval of layers with experts, as --moe-layer-freq."),
         Flag(
             _FACTOR,
             type=float,
             default=1.0,
-            help="Capacity of an expert, 1 for as many tokens as it had were choices even.",
+            help="Capacity of an expert over its even share of tokens.",
         ),
         Flag(
             _NOISE,
@@ -54,14 +54,14 @@ class DeepSpeedExperts(Feature):
         Flag(
             _ORDERLY,
             inverts="use_rts",
-            help="With one choice, keep an expert's first tokens, not random ones.",
+            help="With top-1 gating, keep an expert's first tokens instead of random ones.",
         ),
-        Flag(_SINKHORN, help="Choose experts by scores that sinkhorn balanced."),
-        Flag(_NO_DROP, help="Drop no token: exchange as many rows as there are."),
+        Flag(_SINKHORN, help="Choose experts by Sinkhorn-balanced scores."),
+        Flag(_NO_DROP, help="Drop no token: exchange as many rows as each expert gets."),
         Flag(
             _PADDING, help="With --moe-no-drop, exchange equal parts, as large as the fullest expert needs."
         ),
-        Flag(_TABLES, help="Changes nothing: tokens always take their places by tables of indices."),
+        Flag(_TABLES, help="Accepted without effect: tokens are always rearranged by index tables."),
     )
     requires = (
         PLACED_LAYER,
@@ -267,9 +267,9 @@ class FormerDropless(Feature):
 
     name = "moe-dropless"
     family = "moe"
-    summary = "The flag --moe-dropless of older scripts, the default of megatron-core"
+    summary = "Accept --moe-dropless of older scripts, megatron-core's default"
     level = 0
-    flags = (Flag("--moe-dropless", help="Changes nothing: no token is dropped without a capacity."),)
+    flags = (Flag("--moe-dropless", help="Accepted without effect: no token is dropped without a capacity."),)
     requires = (Requirement(flag="--num-experts", reason="without experts no token could be dropped"),)
     conflicts = (
         Conflict(

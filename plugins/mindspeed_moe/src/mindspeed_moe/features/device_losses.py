@@ -24,14 +24,14 @@ class DeviceLevelLosses(Feature):
 
     name = "moe-device-losses"
     family = "moe"
-    summary = "Losses that balance devices of experts, and what is sent to them (DeepSeek-V2)"
+    summary = "Add DeepSeek-V2's device-level and communication balance losses"
     flags = (
-        Flag(_BALANCE, type=float, default=0.0, help="Coefficient of the balance of devices of experts."),
+        Flag(_BALANCE, type=float, default=0.0, help="Coefficient of the device-level balance loss."),
         Flag(
             _COMMUNICATION,
             type=float,
             default=0.0,
-            help="Coefficient of the balance of what is sent to devices of experts.",
+            help="Coefficient of the communication balance loss.",
         ),
     )
     requires = (

@@ -26,18 +26,18 @@ class ExpertPlacement(Feature):
 
     name = "moe-expert-placement"
     family = "moe"
-    summary = "Experts that move between ranks during training, for even loads"
+    summary = "Move experts between ranks during training to balance load"
     flags = (
-        Flag(_FLAG, help="Move experts between ranks so that ranks compute about as many rows."),
-        Flag(_STEPS, type=int, default=_DEFAULT_STEPS, help="Plan where experts are every this many steps."),
-        Flag(_FINE, help=f"Move the experts of a layer only where that gains {_THRESHOLD}."),
+        Flag(_FLAG, help="Move experts between ranks to balance their tokens."),
+        Flag(_STEPS, type=int, default=_DEFAULT_STEPS, help="Steps between two placements of experts."),
+        Flag(_FINE, help=f"Move experts of a layer only for a gain of {_THRESHOLD}."),
         Flag(
             _THRESHOLD,
             type=float,
             default=_DEFAULT_THRESHOLD,
-            help="Least decrease of the coefficient of variation of the loads of ranks.",
+            help="Least decrease of the coefficient of variation of rank loads.",
         ),
-        Flag(_PRINT, help="Print the loads of ranks and what a plan makes of them."),
+        Flag(_PRINT, help="Print rank loads before and after each placement."),
     )
     requires = (
         PLACED_LAYER,

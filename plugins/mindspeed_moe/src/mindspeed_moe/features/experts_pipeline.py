@@ -20,13 +20,13 @@ class ExpertsPipeline(Feature):
 
     name = "moe-experts-pipeline"
     family = "moe"
-    summary = "Gathers and scatters of cut experts beside the computation of other experts"
+    summary = "Overlap gathers and scatters of tensor-parallel experts with other experts"
     flags = (
         Flag(
             _FLAG,
             type=int,
             default=0,
-            help="Compute a rank's experts in this many groups, each while rows of others are gathered.",
+            help="Groups of a rank's experts, each computed while another's tokens are gathered.",
         ),
     )
     requires = (

@@ -24,11 +24,17 @@ class ForwardBackwardOverlap(Feature):
 
     name = PAIRS
     family = "moe"
-    summary = "All-to-alls of a micro-batch under computation of another, forward beside backward"
+    summary = "Overlap all-to-all with the forward or backward of another micro-batch"
     flags = (
-        Flag(_FLAG, help="Run the forward pass of a micro-batch beside the backward pass of another."),
-        Flag(_UNPERMUTED[0], help="Accepted with --moe-fb-overlap; no results of experts are kept anyway."),
-        Flag(_UNPERMUTED[1], help="Accepted with --moe-fb-overlap; no results of experts are kept anyway."),
+        Flag(_FLAG, help="Overlap all-to-all with the forward or backward of another micro-batch."),
+        Flag(
+            _UNPERMUTED[0],
+            help="Accepted with --moe-fb-overlap, without effect: expert outputs are never saved.",
+        ),
+        Flag(
+            _UNPERMUTED[1],
+            help="Accepted with --moe-fb-overlap, without effect: expert outputs are never saved.",
+        ),
     )
     requires = (
         PLACED_LAYER,

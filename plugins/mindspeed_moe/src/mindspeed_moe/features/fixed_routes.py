@@ -18,9 +18,9 @@ class FixedRoutes(Feature):
 
     name = "moe-fix-router"
     family = "moe"
-    summary = "Tokens sent to experts in turn, for measurements with evenly loaded experts"
+    summary = "Route tokens to experts in turn, to measure with an even load"
     level = 0
-    flags = (Flag(_FLAG, help="Send tokens to experts in turn, whatever their scores; for measurements."),)
+    flags = (Flag(_FLAG, help="Route tokens to experts in turn, whatever their scores, for measurements."),)
     requires = (
         PLACED_ROUTER,
         Requirement(flag="--num-experts", reason="without experts there are no routes"),

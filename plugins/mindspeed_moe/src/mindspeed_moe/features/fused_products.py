@@ -20,10 +20,10 @@ class FusedProducts(Feature):
 
     name = "moe-mc2"
     family = "moe"
-    summary = "Products of experts and the exchanges beside them as single operators"
+    summary = "Fuse expert GEMMs with the communication beside them"
     flags = (
-        Flag(_ROWS, help="Exchange rows inside grouped products of experts."),
-        Flag(_PLACES, help="Exchange and gather padded places of experts inside batched products."),
+        Flag(_ROWS, help="Fuse all-to-all into the grouped GEMMs of experts."),
+        Flag(_PLACES, help="Fuse all-to-all and all-gather of padded experts into batched GEMMs."),
     )
     requires = (
         PLACED_LAYER,

@@ -16,7 +16,7 @@ class LoadRecord(Feature):
 
     name = "moe-load-log"
     family = "moe"
-    summary = "Tokens of each expert, layer and step in a file, for mindspeed-features moe-report"
+    summary = "Log tokens per expert, layer and step for mindspeed-features moe-report"
     level = 0
     flags = (
         Flag(_FLAG, type=str, metavar="FILE", help="Write tokens per expert and layer to this file."),

@@ -73,11 +73,11 @@ class AllToAllOverlap(_Overlap):
     """Shared experts and weight gradients are computed while tokens travel."""
 
     name = "moe-alltoall-overlap"
-    summary = "All-to-alls of experts beside shared experts and weight gradients, forward and backward"
+    summary = "Overlap the all-to-all of tokens with shared experts and weight gradients"
     flags = (
         Flag(
             "--moe-alltoall-overlap-comm",
-            help="Compute shared experts and weight gradients while tokens travel to experts.",
+            help="Overlap the all-to-all of tokens with shared experts and weight gradients.",
         ),
     )
     requires = (
@@ -93,11 +93,11 @@ class AllGatherOverlap(_Overlap):
     """Shared experts and weight gradients are computed while tokens are gathered and sums scattered."""
 
     name = "moe-allgather-overlap"
-    summary = "Gathered tokens of experts beside shared experts and weight gradients, forward and backward"
+    summary = "Overlap the all-gather of tokens with shared experts and weight gradients"
     flags = (
         Flag(
             "--moe-allgather-overlap-comm",
-            help="Compute shared experts and weight gradients while tokens are gathered for experts.",
+            help="Overlap the all-gather of tokens with shared experts and weight gradients.",
         ),
     )
     requires = (

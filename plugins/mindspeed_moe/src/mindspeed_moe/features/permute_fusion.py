@@ -19,9 +19,9 @@ class PermuteFusion(Feature):
 
     name = "moe-permute-fusion"
     family = "moe"
-    summary = "Tokens sorted by expert, and results brought back, by one kernel each"
+    summary = "Permute and unpermute tokens with one kernel each"
     flags = (
-        Flag(_FLAG, help="Sort tokens by expert, and bring results back, by one kernel each."),
+        Flag(_FLAG, help="Permute and unpermute tokens with one kernel each."),
         Flag(_MEGATRONS, help=f"The same as {_FLAG}."),
     )
     requires = (

@@ -20,16 +20,16 @@ class PipelinedExperts(Feature):
 
     name = "moe-pipe-experts"
     family = "moe"
-    summary = "All-to-alls of one expert beside the computation of another one, forward and backward"
+    summary = "Overlap the all-to-all of one expert with the computation of another"
     flags = (
-        Flag(_FLAG, help="Exchange rows expert by expert, each while another one is computed."),
+        Flag(_FLAG, help="Overlap the all-to-all of one expert with the computation of another."),
         Flag(
             _SLICES,
             type=int,
             default=1,
-            help="Cut the capacity of each expert into this many slices, which travel by themselves.",
+            help="Slices of each expert's capacity that are sent separately.",
         ),
-        Flag(_APART, help="Let exchanges of experts and gathers of tensor parallelism never run together."),
+        Flag(_APART, help="Never run expert all-to-alls and tensor-parallel all-gathers at the same time."),
     )
     requires = (
         PLACED_LAYER,

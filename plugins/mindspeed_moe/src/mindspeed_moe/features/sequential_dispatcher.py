@@ -17,7 +17,7 @@ class SequentialDispatcher(Feature):
 
     name = "moe-alltoall-seq"
     family = "moe"
-    summary = "The dispatcher alltoall_seq of older scripts, as alltoall"
+    summary = "Accept the dispatcher alltoall_seq of older scripts, as alltoall"
     level = 0
     flags = (
         Flag(

@@ -17,7 +17,7 @@ class SharedExpertCount(Feature):
 
     name = "moe-shared-experts"
     family = "moe"
-    summary = "Shared experts given by their number"
+    summary = "Set shared experts by their number"
     level = 0
     flags = (Flag(_FLAG, type=int, help="Number of shared experts, each as wide as a routed one."),)
     requires = (Requirement(flag="--num-experts", reason="shared experts stand beside routed ones"),)

@@ -21,8 +21,8 @@ class TensorRanksExtendExperts(Feature):
 
     name = "moe-tp-extend-ep"
     family = "moe"
-    summary = "Experts spread over the ranks of tensor parallelism instead of cut by it"
-    flags = (Flag(_FLAG, help="Spread whole experts over the ranks of tensor parallelism too."),)
+    summary = "Spread experts over tensor-parallel ranks instead of sharding each"
+    flags = (Flag(_FLAG, help="Spread whole experts over tensor-parallel ranks too."),)
     requires = (Requirement(flag="--num-experts", reason="without experts there is nothing to spread"),)
     docs = "mindspeed_moe:docs/moe-tp-extend-ep.md"
     fake_tensors = True
@@ -103,8 +103,8 @@ def _check_groups(session: Any, ranks: int) -> None:
     state: Any = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
         return
-    there = state.get_expert_model_parallel_world_size()
-    if there != ranks:
+    configured = state.get_expert_model_parallel_world_size()
+    if configured != ranks:
         raise ArgumentError(
-            _FLAG, None, f"the process groups exist already, with experts on {there} ranks", remedy
+            _FLAG, None, f"the process groups exist already, with experts on {configured} ranks", remedy
         )

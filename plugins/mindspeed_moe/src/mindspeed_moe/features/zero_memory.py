@@ -39,19 +39,21 @@ class ZeroMemory(Feature):
 
     name = "moe-zero-memory"
     family = "moe"
-    summary = "Rows and activations of experts sent or computed again in backward instead of being kept"
+    summary = "Resend or recompute expert activations in backward instead of saving them"
     flags = (
         Flag(
             _FLAG,
             type=str,
             default=DISABLED,
             choices=(DISABLED, LEVEL0, LEVEL1),
-            help="Keep less of experts: level0 drops rows and activations, level1 the first product too.",
+            help=(
+                "Recompute in backward: level0 dispatched tokens and activations, level1 the first GEMM too."
+            ),
         ),
         Flag(
             _LAYERS,
             type=int,
-            help="Do so in this many layers of a pipeline stage; the others drop activations only.",
+            help="Layers of a pipeline stage with that level; the others recompute activations only.",
         ),
     )
     requires = SENDING_LAYER

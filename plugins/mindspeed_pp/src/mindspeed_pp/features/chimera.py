@@ -21,12 +21,14 @@ class Chimera(Feature):
 
     name = "pp-chimera"
     family = "pipeline parallelism"
-    summary = "Copies of the model that run down and up the same pipeline ranks and share the micro-batches"
+    summary = "Run copies of the model down and up the same pipeline ranks (Chimera)"
     flags = (
         Flag(
-            COPIES_FLAG, type=int, help="How often the pipeline ranks of chimera hold the model; 2 without."
+            COPIES_FLAG, type=int, help="Copies of the model on the pipeline ranks of chimera; 2 by default."
         ),
-        Flag(_DECOUPLE, help="chimera: gradients of weights behind the last forward pass where ranks wait."),
+        Flag(
+            _DECOUPLE, help="chimera: compute weight gradients after the last forward pass, where ranks wait."
+        ),
     )
     requires = (
         Requirement(

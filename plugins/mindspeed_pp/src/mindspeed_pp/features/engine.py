@@ -60,7 +60,7 @@ class PipelineSchedule(Feature):
 
     name = ENGINE
     family = "pipeline parallelism"
-    summary = "Pipeline schedules as data: zero-bubble, V-shaped, interleaved, or one of your own"
+    summary = "Run pipeline schedules as data: zero-bubble, V-shaped, interleaved, or yours"
     flags = (
         Flag(
             FLAG,
@@ -69,7 +69,7 @@ class PipelineSchedule(Feature):
             choices_from="pp.schedules",
             help="Order of forward and backward passes over pipeline stages.",
         ),
-        Flag(FILE_FLAG, type=str, metavar="FILE", help="A file with the order of every pipeline rank."),
+        Flag(FILE_FLAG, type=str, metavar="FILE", help="File with the order of every pipeline rank."),
         Flag(
             WEIGHTS_FLAG,
             type=str,
@@ -84,16 +84,18 @@ class PipelineSchedule(Feature):
             metavar="TIME",
             help="Times of forward, input gradient and weight gradient of a rank's layers, in any unit.",
         ),
-        Flag(LIMIT_FLAG, type=float, help="Most micro-batches alive on a pipeline rank; more is refused."),
+        Flag(LIMIT_FLAG, type=float, help="Most micro-batches whose activations a pipeline rank may store."),
         Flag(
             RECOMPUTE_FLAG,
-            help="Keep inputs of pipeline stages alone, and compute forward again while gradients travel.",
+            help=(
+                "Save only inputs of pipeline stages, and recompute forward while gradients are in transit."
+            ),
         ),
         Flag(
             PROFILE_FLAG,
             type=str,
             metavar="FILE",
-            help="Measure the actions of some batches; write times and a timeline for Perfetto into FILE.",
+            help="Measure the actions of some batches; write times and a Perfetto timeline to FILE.",
         ),
         Flag(PROFILE_STEPS_FLAG, type=int, default=3, help="Batches that --profile-pipeline measures."),
         Flag(
@@ -103,7 +105,7 @@ class PipelineSchedule(Feature):
             help="Times that --profile-pipeline wrote, in place of --pipeline-times.",
         ),
         Flag("--use-nanopipe", help=f"The same as {FLAG} nanopipe."),
-        Flag(_SWAP, help="nanopipe: operands of late weight gradients wait on the host."),
+        Flag(_SWAP, help="nanopipe: offload operands of late weight gradients to host memory."),
         Flag(
             "--schedules-method",
             type=str,
@@ -119,7 +121,7 @@ class PipelineSchedule(Feature):
             help=f"The same as {FLAG} fold-aiao or fold-fifo.",
         ),
         *(
-            Flag(flag, help="megatron-core's order, each direction on a communicator.")
+            Flag(flag, help="Use megatron-core's order with one communicator per direction.")
             for flag in NATIVE_ORDER
         ),
         Flag(_STREAMS, help="Accepted with --overlap-warmup-cooldown-communication."),

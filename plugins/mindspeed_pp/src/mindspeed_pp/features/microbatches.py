@@ -30,9 +30,9 @@ class MicrobatchSizes(Feature):
 
     name = "pp-microbatches"
     family = "pipeline parallelism"
-    summary = "Micro-batches of different size, small ones where the pipeline fills and drains"
+    summary = "Use smaller micro-batches while the pipeline fills and drains"
     flags = (
-        Flag(PERF_FLAG, help="Search the sizes of micro-batches that the simulator finds shortest."),
+        Flag(PERF_FLAG, help="Search the micro-batch sizes with the shortest simulated step."),
         Flag(LIST_FLAG, type=str, metavar="SIZES", help="Samples of each micro-batch of a step: 1,2,3,2."),
         Flag(
             ORDERS_FLAG,
@@ -52,12 +52,12 @@ class MicrobatchSizes(Feature):
         Flag(
             WEIGHTING_FLAG,
             inverts="dpp_loss_weighting",
-            help="Let the mean of each micro-batch count alike; only where sizes do not matter.",
+            help="Weight micro-batches equally, whatever their size.",
         ),
         Flag(
             "--dpp-loss-weighting",
             default=True,
-            help="Let micro-batches count by their samples, as without this flag.",
+            help="Weight micro-batches by their samples (the default).",
         ),
     )
     requires = (Requirement(feature="pp-engine", reason="it runs micro-batches of different size"),)

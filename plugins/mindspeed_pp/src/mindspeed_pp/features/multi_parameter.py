@@ -21,7 +21,7 @@ class MultiParameter(Feature):
 
     name = "multi-parameter"
     family = "pipeline parallelism"
-    summary = "Several tensors between pipeline stages, described by JSON or a function"
+    summary = "Send several tensors between pipeline stages"
     flags = (
         Flag(_FLAG, help="Send the tensors of --pipeline-tensor-shapes from stage to stage."),
         Flag(

@@ -67,7 +67,7 @@ class NoopLayers(_Partition):
     """Positions without a layer, so that stages with embedding or output layer hold fewer."""
 
     name = "noop-layers"
-    summary = "Positions of the model without a layer, to balance pipeline stages"
+    summary = "Leave positions without a layer to balance pipeline stages"
     flags = (
         Flag(
             NOOP, type=str, help="Positions without a layer, counted from 0: 0,5. --num-layers counts them."
@@ -82,8 +82,8 @@ class NoopKeys(Feature):
 
     name = "noop-layer-keys"
     family = _FAMILY
-    summary = "Checkpoints that name layers by their position, empty positions counted"
-    flags = (Flag(_KEEP, help="Name layers in checkpoints by position, empty ones counted."),)
+    summary = "Name layers in checkpoints by their position, empty positions included"
+    flags = (Flag(_KEEP, help="Name layers in checkpoints by position, empty positions included."),)
     requires = (Requirement(feature="noop-layers", reason="without it positions are the numbers of layers"),)
     # A loop of one's own names what it saves.
     hosts = ("standalone", "megatron-lm")
@@ -125,7 +125,7 @@ class UnalignedPipeline(_Partition):
     """Layers of every chunk of every rank."""
 
     name = "unaligned-pipeline"
-    summary = "The number of layers of each pipeline stage and chunk"
+    summary = "Set the number of layers of each pipeline stage and chunk"
     flags = (Flag(ROWS, type=str, help="Layers by rank and chunk, [[1,1],[1,1]*2,[1,0]]; *n repeats a row."),)
     docs = "mindspeed_pp:docs/unaligned-pipeline.md"
     verify = ROWS_PROOFS
@@ -135,7 +135,7 @@ class NumLayerList(_Partition):
     """Layers of every rank."""
 
     name = "num-layer-list"
-    summary = "The number of layers of each pipeline rank"
+    summary = "Set the number of layers of each pipeline rank"
     flags = (Flag(LIST, type=str, help="Layers of each pipeline rank: 8,9,8,7."),)
     docs = "mindspeed_pp:docs/num-layer-list.md"
     verify = LIST_PROOFS

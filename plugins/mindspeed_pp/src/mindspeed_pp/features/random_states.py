@@ -14,10 +14,11 @@ class RandomPerMicrobatch(Feature):
 
     name = "pp-random"
     family = "pipeline parallelism"
-    summary = "Dropout that depends on step, stage and micro-batch, not on the order of a schedule"
+    summary = "Make dropout independent of the pipeline schedule"
     flags = (
         Flag(
-            "--pipeline-rng-per-microbatch", help="Seed generators per step, pipeline stage and micro-batch."
+            "--pipeline-rng-per-microbatch",
+            help="Seed random generators per step, pipeline stage and micro-batch.",
         ),
     )
     docs = "mindspeed_pp:docs/pp-random.md"

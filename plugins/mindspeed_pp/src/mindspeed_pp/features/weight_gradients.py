@@ -24,8 +24,8 @@ class LaterWeightGradients(Feature):
 
     name = "pp-weight-gradients"
     family = "pipeline parallelism"
-    summary = "Weight gradients of linears computed when the pipeline schedule says so"
-    flags = (Flag(OUTPUT_FLAG, help="Put off the weight gradient of an untied output layer too."),)
+    summary = "Compute weight gradients when the pipeline schedule says so"
+    flags = (Flag(OUTPUT_FLAG, help="Delay the weight gradient of an untied output layer too."),)
     requires = (
         Requirement(
             feature="pp-engine",

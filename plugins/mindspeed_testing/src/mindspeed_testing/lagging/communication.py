@@ -210,9 +210,9 @@ class LateWork:
             self._work.wait(*(() if timeout is None else (timeout,)))
             for tensor, digest in self._digests:
                 if _digest(tensor) != digest:
-                    what = f"an input of {self.operation} is not what it was when the call was made"
+                    finding = f"an input of {self.operation} is not what it was when the call was made"
                     self._device.findings.add(
-                        Finding("changed before the wait", what, calling_frames(), self._frames)
+                        Finding("changed before the wait", finding, calling_frames(), self._frames)
                     )
         self._digests = ()
 
@@ -288,8 +288,8 @@ def _through(communication: Communication, operation: str) -> Callable[..., Any]
 
 def _report_dropped(device: LaggingDevice, operation: str, frames: Frames) -> None:
     if device.running:
-        what = f"the work of {operation} went without anybody having waited for it"
-        device.findings.add(Finding("dropped without a wait", what, frames))
+        finding = f"the work of {operation} went without anybody having waited for it"
+        device.findings.add(Finding("dropped without a wait", finding, frames))
 
 
 def _of_root(kind: str, group: Any, args: Sequence[Any]) -> str:

@@ -59,8 +59,8 @@ def runtime_patches(device: LaggingDevice) -> dict[str, Patch]:
     ) -> torch.Tensor:
         if not device.is_pinned(self):
             return self
-        there = torch.empty_strided(tuple(self.shape), self.stride(), dtype=self.dtype)
-        return there.copy_(self, non_blocking=non_blocking)
+        host_copy = torch.empty_strided(tuple(self.shape), self.stride(), dtype=self.dtype)
+        return host_copy.copy_(self, non_blocking=non_blocking)
 
     replaced: dict[str, Callable[..., Any]] = {
         "torch.cuda.streams:Stream.__new__": new_stream,

@@ -294,11 +294,11 @@ class LaggingDevice(TorchDispatchMode):
             if owner is not stream:
                 self._freed.append((owner, access, frames, rule))
             elif not access.precedes(owner):
-                what = (
+                finding = (
                     f"memory of {owner.name} is given away again while {access.operation} on "
                     f"{access.stream.name} has not finished with it"
                 )
-                self.findings.add(Finding(rule, what, frames, access.frames))
+                self.findings.add(Finding(rule, finding, frames, access.frames))
                 self._spoil(access)
 
     # Accesses.
@@ -360,9 +360,9 @@ class LaggingDevice(TorchDispatchMode):
         elsewhere = f"; {' and '.join(waited)} waited for it, {stream.name} did not" if waited else ""
         does = "writes" if writes else "reads"
         did = "writes" if wrote else "reads"
-        what = f"{operation} on {stream.name} {does} what {before.operation} on {before.stream.name} {did}"
+        finding = f"{operation} on {stream.name} {does} what {before.operation} on {before.stream.name} {did}"
         rule = "written without a wait" if writes else "read without a wait"
-        self.findings.add(Finding(rule, what + elsewhere, frames, before.frames))
+        self.findings.add(Finding(rule, finding + elsewhere, frames, before.frames))
         if writes and not wrote:
             self._spoil(before)
 

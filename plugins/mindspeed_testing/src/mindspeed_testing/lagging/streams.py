@@ -17,7 +17,7 @@ _QUERIES = 3
 
 
 class Device(Protocol):
-    """What streams and events need of their device."""
+    """Interface that streams and events need of their device."""
 
     host: LaggingStream
     findings: Findings
@@ -75,11 +75,11 @@ class LaggingStream:
 
     def join(self, known: dict[int, int]) -> None:
         """Come after all that is known."""
-        mine = self.known
+        own = self.known
         grown = False
         for number, count in known.items():
-            if mine.get(number, 0) < count:
-                mine[number] = count
+            if own.get(number, 0) < count:
+                own[number] = count
                 grown = True
         if grown:
             self.changed += 1
@@ -168,7 +168,7 @@ class LaggingEvent:
 
     def _reach(self, stream: LaggingStream) -> None:
         if self._known is None:
-            what = f"{stream.name} waits for an event that was never recorded, and does not wait"
-            self.device.findings.add(Finding("event never recorded", what, calling_frames(), self._made))
+            finding = f"{stream.name} waits for an event that was never recorded, and does not wait"
+            self.device.findings.add(Finding("event never recorded", finding, calling_frames(), self._made))
             return
         stream.join(self._known)

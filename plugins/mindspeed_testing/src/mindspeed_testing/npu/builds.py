@@ -38,8 +38,8 @@ class Unserved:
 
     def __str__(self) -> str:
         """Return one line: place, name, what is lacking, and where."""
-        what = f"takes no {', '.join(self.lacking)}" if self.lacking else "is absent"
-        return f"{self.use} {what} in torch_npu {', '.join(self.builds)}, and nothing asks first"
+        lack = f"takes no {', '.join(self.lacking)}" if self.lacking else "is absent"
+        return f"{self.use} {lack} in torch_npu {', '.join(self.builds)}, and nothing asks first"
 
 
 @cache

@@ -205,9 +205,9 @@ def value_session(soc: str | None = None) -> Iterator[Any]:
     import torch_npu.contrib.transfer_to_npu  # noqa: F401
     from torch.distributed import distributed_c10d
 
-    there = classmethod(lambda cls: Availability(True, "announced by the stand-in libraries"))
+    available = classmethod(lambda cls: Availability(True, "announced by the stand-in libraries"))
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(NpuPlatform, "probe", there))
+        stack.enter_context(mock.patch.object(NpuPlatform, "probe", available))
         made = _over_gloo(distributed_c10d._new_process_group_helper)
         stack.enter_context(mock.patch.object(distributed_c10d, "_new_process_group_helper", made))
         found = _backend_of(distributed_c10d.ProcessGroup._get_backend)

@@ -46,34 +46,31 @@ class ChunkedProducts(Feature):
 
     name = COC
     family = "tp"
-    summary = (
-        "Products of tensor parallelism in parts, the communication of one beside the product of another"
-    )
+    summary = "Overlap tensor-parallel communication with GEMMs in chunks (CoC)"
     stability = "prototype"
     flags = (
-        Flag(_COC, help="Hide communication of tensor parallelism behind products in parts."),
+        Flag(_COC, help="Overlap tensor-parallel communication with chunked GEMMs."),
         Flag(
             _MODE,
             type=int,
             default=AUTO,
             choices=(AUTO, ORIGINAL, REWRITTEN, IN_PARTS),
-            help="0: megatron-core's linears; 1: planned linears without overlap; 2: in parts; -1 chooses.",
+            help="0: megatron-core's linear layers; 1: planned without overlap; 2: chunked; -1: automatic.",
         ),
         Flag(
             _PARTS,
             type=int,
             default=1,
             choices=ALLOWED_PARTS,
-            help=f"In how many parts the rows of a product are worked on; with {_COC} {_USEFUL_PARTS} "
-            "where nobody says it.",
+            help=f"Chunks of a GEMM's rows; with {_COC} {_USEFUL_PARTS} by default.",
         ),
-        Flag(_KERNEL, help="Let a kernel multiply and communicate where the device has one."),
+        Flag(_KERNEL, help="Use a kernel that fuses GEMM and communication where the device has one."),
         Flag(
             CONFIG,
             type=str,
             per_rank=True,
             metavar="FILE",
-            help="JSON file with a number of parts for shapes of products, {'[m, k, n]': 4}.",
+            help="JSON file with the number of chunks by GEMM shape, {'[m, k, n]': 4}.",
         ),
         OVERLAP_TYPE,
     )
@@ -158,9 +155,9 @@ class FusedProducts(Feature):
 
     name = MC2
     family = "tp"
-    summary = "Products of tensor parallelism and their communication in one kernel of the NPU"
+    summary = "Fuse tensor-parallel GEMMs and communication in one NPU kernel (MC2)"
     stability = "prototype"
-    flags = (Flag(_MC2, help="Multiply and communicate in one kernel of the NPU."), OVERLAP_TYPE)
+    flags = (Flag(_MC2, help="Fuse GEMM and communication in one NPU kernel."), OVERLAP_TYPE)
     requires = (PLANNED,)
     conflicts = (TRANSFORMER_ENGINE,)
     slots = ("tp-executor",)

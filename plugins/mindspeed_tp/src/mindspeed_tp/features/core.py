@@ -17,7 +17,7 @@ class PlannedLinears(Feature):
 
     name = LINEARS
     family = "tp"
-    summary = "Linears whose communication follows a plan; switched on by features that change it"
+    summary = "Provide linear layers with planned communication for other features"
     replaces_roles = ("qkv", "proj", "fc1", "fc2")
     after = ("pp-weight-gradients",)
     docs = "mindspeed_tp:docs/tp-linear.md"

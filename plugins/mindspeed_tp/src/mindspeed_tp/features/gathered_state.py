@@ -18,13 +18,13 @@ class SlicedGather(Feature):
 
     name = "hccl-replace-gloo"
     family = "tp"
-    summary = "Optimizer state gathered for a checkpoint in slices over the device's group, without gloo"
+    summary = "Gather optimizer state for checkpoints over HCCL or NCCL instead of gloo"
     flags = (
         Flag(
             _SLICE,
             type=int,
             default=_DEFAULT,
-            help="Elements of every data-parallel rank that are gathered at a time.",
+            help="Elements gathered from every data-parallel rank at a time.",
         ),
         Flag(
             _NO_GLOO,

@@ -25,15 +25,15 @@ class TwoDimensional(Feature):
 
     name = GRID
     family = "tp"
-    summary = "Every weight cut in both dimensions over a grid of ranks: less communication on many ranks"
+    summary = "Shard every weight over a 2D grid of ranks: less communication on many ranks"
     stability = "prototype"
     flags = (
-        Flag(_FLAG, help="Cut weights in both dimensions over --tp-x times --tp-y ranks."),
+        Flag(_FLAG, help="Shard weights in both dimensions over --tp-x times --tp-y ranks."),
         Flag("--tp-x", type=int, default=1, help="Ranks that hold different rows of the hidden state."),
         Flag("--tp-y", type=int, default=1, help="Ranks that hold different features of the hidden state."),
-        Flag(_AG, help="Multiply rows of row linears while further rows come around the ring of --tp-y."),
-        Flag(_RS, help="Multiply in column linears while sums of earlier rows are scattered."),
-        Flag(_BACKWARD_AG, help="In backward, multiply gradients while further ones come around the ring."),
+        Flag(_AG, help="Overlap the ring all-gather of --tp-y with the GEMMs of row-parallel linear layers."),
+        Flag(_RS, help="Overlap the reduce-scatter with the GEMMs of column-parallel linear layers."),
+        Flag(_BACKWARD_AG, help="Overlap the ring all-gather of gradients with GEMMs in backward."),
         Flag(_FORMER, help=f"Former spelling of {_FLAG}."),
         Flag(_ND1, type=int, default=1, help=f"With {_FORMER}: the --tp-x of {_FLAG}."),
         Flag(_ND2, type=int, default=1, help=f"With {_FORMER}: ranks in the other direction."),

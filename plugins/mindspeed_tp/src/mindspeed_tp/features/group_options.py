@@ -26,15 +26,15 @@ class GroupOptions(Feature):
 
     name = "hccl-group-options"
     family = "tp"
-    summary = "Size of the buffer of each communicator of HCCL, and where its operations are expanded"
+    summary = "Set buffer size and expansion mode of each HCCL communicator"
     flags = (
         Flag(
             _SIZES,
             type=group_numbers,
             metavar="GROUP:MIB;...",
-            help="Mebibytes of the buffers of process groups, such as 'dp:200;tp:300;exp:400'.",
+            help="HCCL buffer size of process groups in MiB, such as 'dp:200;tp:300;exp:400'.",
         ),
-        Flag(_ADAPTIVE, help="Give process groups buffers of the size of their largest message."),
+        Flag(_ADAPTIVE, help="Size HCCL buffers of process groups by their largest message."),
         Flag(
             _FACTOR,
             type=float,
@@ -46,7 +46,7 @@ class GroupOptions(Feature):
             _MODE,
             type=group_numbers,
             metavar="GROUP:MODE;...",
-            help="CANN's number of where operations of process groups are expanded, such as 'tp:3'.",
+            help="CANN's op expansion mode of process groups, such as 'tp:3'.",
         ),
     )
     platforms = ("npu",)

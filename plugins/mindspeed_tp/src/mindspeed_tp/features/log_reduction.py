@@ -16,8 +16,8 @@ class AsynchronousLog(Feature):
 
     name = "async-log-allreduce"
     family = "tp"
-    summary = "Reported losses summed over ranks beside the update, in one collective"
-    flags = (Flag(_FLAG, help="Sum reported losses over ranks while the optimizer updates."),)
+    summary = "Overlap the reduction of logged losses with the update"
+    flags = (Flag(_FLAG, help="Reduce logged losses over ranks while the optimizer updates."),)
     conflicts = (
         Conflict(
             flag="--check-for-spiky-loss",

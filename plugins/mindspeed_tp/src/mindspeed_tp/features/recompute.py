@@ -21,9 +21,7 @@ class RecomputeCommunication(Feature):
 
     name = RECOMPUTE
     family = "tp"
-    summary = (
-        "Full recomputation that leaves out sums over tensor-parallel ranks that only the first pass needed"
-    )
+    summary = "Skip tensor-parallel communication that full recomputation does not need"
     flags = (
         Flag(
             _LEVEL,
@@ -31,13 +29,13 @@ class RecomputeCommunication(Feature):
             default=0,
             choices=(0, 1, 2),
             aliases=("--optimize-recompute-communication-level",),
-            help="Leave out sums when layers are computed again: 1 of the MLP, 2 of attention as well.",
+            help="Skip all-reduces in recomputed layers: 1 in the MLP, 2 in attention too.",
         ),
         Flag(_STATUS, type=int, default=0, choices=(0, 1, 2), help=f"Former name of {_LEVEL}."),
         Flag(
             _GATHERED,
             inverts="recompute_comm_save_gathered",
-            help="Gather the input of a recomputed linear once more for its weight's gradient.",
+            help="Gather the input of a recomputed linear layer again for its weight gradient.",
         ),
         Flag("--recompute-comm-save-gathered", help="Default; accepted for clarity.", dest="_saves_gathered"),
     )

@@ -21,8 +21,8 @@ class UnevenLinears(Feature):
 
     name = UNEVEN
     family = "tp"
-    summary = "Heads, widths and sequence lengths that tensor parallelism does not divide"
-    flags = (Flag(_FLAG, help="Distribute heads, widths and positions that the ranks do not divide."),)
+    summary = "Allow heads, widths and sequence lengths that TP does not divide"
+    flags = (Flag(_FLAG, help="Allow heads, widths and sequence lengths that the ranks do not divide."),)
     requires = (PLANNED,)
     conflicts = (
         Conflict(feature=MC2, reason="its kernels take equal parts; use --use-ascend-coc"),
@@ -66,10 +66,10 @@ class UnevenLinears(Feature):
                 f"{_FLAG} with --context-parallel-size {cp}: its ranks exchange equal parts; drop one"
             )
         cuts = Cuts.of(args)
-        for what, parts in cuts.loads:
+        for load, parts in cuts.loads:
             if not parts.sizes[-1]:
                 found.append(
-                    f"{_FLAG}: {parts.total} {what} leave some of {t} ranks without any; lower "
+                    f"{_FLAG}: {parts.total} {load} leave some of {t} ranks without any; lower "
                     "--tensor-model-parallel-size"
                 )
         if (
@@ -87,8 +87,8 @@ class UnevenLinears(Feature):
     def notes(cls, args: Any) -> Sequence[str]:
         """Say how unequal the loads are."""
         t = args.tensor_model_parallel_size
-        uneven = [(what, parts) for what, parts in Cuts.of(args).loads if not parts.even]
-        return [f"{parts.total} {what} on {t} ranks: {100 * parts.idle:.0f} % idle" for what, parts in uneven]
+        uneven = [(load, parts) for load, parts in Cuts.of(args).loads if not parts.even]
+        return [f"{parts.total} {load} on {t} ranks: {100 * parts.idle:.0f} % idle" for load, parts in uneven]
 
     @hookimpl(wrapper=True)
     def validate_arguments(self, args: Any) -> Generator[None, Any, Any]:
@@ -148,5 +148,5 @@ class UnevenLinears(Feature):
         from mindspeed_tp.uneven.linears import TOGETHER
 
         first, *others = schema.tensors
-        mine = cut.sizes[session.groups[TOGETHER].rank()]
-        return replace(schema, tensors=(replace(first, shape=(mine, *first.shape[1:])), *others))
+        own = cut.sizes[session.groups[TOGETHER].rank()]
+        return replace(schema, tensors=(replace(first, shape=(own, *first.shape[1:])), *others))

@@ -14,10 +14,12 @@ class GatedFusion(Feature):
 
     name = "mlp-layer-fusion"
     family = "tp"
-    summary = "Both halves of a gated feed-forward module in one product; always so, for older scripts"
+    summary = "Accept --mlp-layer-fusion of older scripts; gate and up are always one GEMM"
     level = 0
     flags = (
-        Flag("--mlp-layer-fusion", help="Changes nothing: gate and up projection are one product anyway."),
+        Flag(
+            "--mlp-layer-fusion", help="Accepted without effect: gate and up projection are always one GEMM."
+        ),
     )
     docs = "mindspeed_tp:docs/mlp-layer-fusion.md"
     fake_tensors = True

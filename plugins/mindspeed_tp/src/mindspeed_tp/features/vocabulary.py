@@ -24,8 +24,8 @@ class VocabularyEmbedding(Feature):
 
     name = "vocab-parallel"
     family = "tp"
-    summary = "The embedding of a vocabulary spread over ranks without assignments by a mask; always on"
-    flags = (Flag(_WITH_MASKS, help="Look up ids as megatron-core does, with assignments by a mask."),)
+    summary = "Look up sharded embeddings without masked writes; always on"
+    flags = (Flag(_WITH_MASKS, help="Look up embeddings as megatron-core does, with masked writes."),)
     docs = "mindspeed_tp:docs/vocab-parallel.md"
     fake_tensors = True
     deterministic = True
@@ -53,14 +53,14 @@ class ChunkedLoss(Feature):
 
     name = "chunked-lm-loss"
     family = "tp"
-    summary = "Losses of the language model without the logits of a whole sequence"
+    summary = "Compute the language-model loss in chunks, without all logits at once"
     stability = "prototype"
     flags = (
         Flag(
             _CHUNKS,
             type=int,
             default=1,
-            help="Make the logits of one of this many parts of a sequence at a time.",
+            help="Chunks of the sequence whose logits exist one at a time.",
         ),
     )
     conflicts = (

@@ -31,7 +31,7 @@ Fragment = tuple[int, int, int]
 
 
 class _Linear2D:
-    """What both linears share: initial values, attributes and checkpoints of a weight cut twice."""
+    """Shared parts of both linear layers: initial values, attributes and checkpoints of a 2D shard."""
 
     weight: Any
     bias: Any
@@ -64,8 +64,8 @@ class _Linear2D:
         (x, y), (i, j) = here().size, here().rank
         along_x, along_y = self.axes
         halves = whole.chunk(self.stride, along_x)
-        mine = torch.cat([half.chunk(x, along_x)[i] for half in halves], along_x)
-        return mine.chunk(y, along_y)[j]
+        shard = torch.cat([half.chunk(x, along_x)[i] for half in halves], along_x)
+        return shard.chunk(y, along_y)[j]
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
@@ -105,9 +105,9 @@ def _described(
     rest = [(before + other, place, count) for other, place, count in others]
 
     def built(name: str, data: Tensor, number: int, replica_id: Any) -> ShardedTensor:
-        mine = (before + axis, number * parts + part, stride * parts)
+        shard = (before + axis, number * parts + part, stride * parts)
         return ShardedTensor.from_rank_offsets(
-            name, data, *offsets, mine, *rest, replica_id=replica_id, prepend_axis_num=before
+            name, data, *offsets, shard, *rest, replica_id=replica_id, prepend_axis_num=before
         )
 
     if stride == 1:

@@ -58,9 +58,9 @@ class _LayerNorm(torch.autograd.Function):
         mean = wide.mean(-1, keepdim=True)
         around = (wide - mean).pow(2).sum(-1, keepdim=True)
         if ranks > 1:
-            mine = torch.stack((mean, around))
-            every = mine.new_empty(ranks * 2, *mean.shape)
-            dist.all_gather_into_tensor(every, mine, group=group)
+            local = torch.stack((mean, around))
+            every = local.new_empty(ranks * 2, *mean.shape)
+            dist.all_gather_into_tensor(every, local, group=group)
             every = every.view(ranks, 2, *mean.shape)
             means = every[:, 0]
             mean = means.mean(0)
@@ -99,12 +99,12 @@ class Norm2D(torch.nn.Module):
         place = here()
         self.size, self.eps, self.group = hidden_size, eps, place.y
         self.zero_centered = config.layernorm_zero_centered_gamma
-        mine = hidden_size // place.y.size()
+        local = hidden_size // place.y.size()
         make = torch.zeros if self.zero_centered else torch.ones
-        self.weight = torch.nn.Parameter(make(mine))
+        self.weight = torch.nn.Parameter(make(local))
         self.bias = None
         if config.normalization == "LayerNorm":
-            self.bias = torch.nn.Parameter(torch.zeros(mine))
+            self.bias = torch.nn.Parameter(torch.zeros(local))
         for parameter in self.parameters():
             learned_in_parts(parameter, X, counted=place.x.rank() == 0)
 

@@ -100,18 +100,18 @@ class GridOperations(CoCOperations):
 def _check(
     x: Tensor, weight: Tensor, output: Tensor, config: TP2DConfig, gather: ProcessGroup, scatter: ProcessGroup
 ) -> None:
-    given, there = (config.ag_dim, config.rs_dim), (gather.size(), scatter.size())
-    if given != there:
+    given, sizes = (config.ag_dim, config.rs_dim), (gather.size(), scatter.size())
+    if given != sizes:
         raise ContractError(
             f"all_gather_matmul_reduce_scatter: tp2d_config has ag_dim {given[0]} and rs_dim {given[1]}, the "
-            f"grid gathers over {there[0]} and sums over {there[1]} ranks; make it of --tp-x and --tp-y"
+            f"grid gathers over {sizes[0]} and sums over {sizes[1]} ranks; make it of --tp-x and --tp-y"
         )
     rows = x.shape[0] * gather.size()
     wanted = (rows // scatter.size(), weight.shape[0])
     if x.shape[1] != weight.shape[1] or rows % scatter.size() or tuple(output.shape) != wanted:
         raise ContractError(
             f"all_gather_matmul_reduce_scatter: {tuple(x.shape)} and the weight {tuple(weight.shape)} give "
-            f"{wanted} on {there[0]} by {there[1]} ranks, the output has {tuple(output.shape)}"
+            f"{wanted} on {sizes[0]} by {sizes[1]} ranks, the output has {tuple(output.shape)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""How a linear's weight is cut unevenly; no torch."""
+"""Uneven shards of a linear layer's weight; no torch."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ ALONE, TOGETHER = "tp.alone", "tp.together"
 
 
 class _UnevenLinear:
-    """What both linears share: initial values, attributes and checkpoints of a weight cut unevenly."""
+    """Shared parts of both linear layers: initial values, attributes and checkpoints of an uneven shard."""
 
     weight: Any
     bias: Any
@@ -143,9 +143,9 @@ class UnevenColumn(_UnevenLinear, PlannedColumn):
     ) -> None:
         """Build the linear; the cut says how large its output is, on all ranks and on this one."""
         self.cut = cut
-        mine = cut.parts.sizes[current().groups[TOGETHER].rank()] * cut.halves
+        own = cut.parts.sizes[current().groups[TOGETHER].rank()] * cut.halves
         named |= {"tp_group": current().groups[ALONE], "stride": cut.halves}
-        super().__init__(input_size, mine, config=_alone(config), init_method=init_method, **named)
+        super().__init__(input_size, own, config=_alone(config), init_method=init_method, **named)
         self._settle(config, init_method, (cut.parts.total * cut.halves, input_size))
 
     def communication(self) -> Communication:
@@ -166,9 +166,9 @@ class UnevenRow(_UnevenLinear, PlannedRow):
     ) -> None:
         """Build the linear; the cut says how large its input is, on all ranks and on this one."""
         self.cut = cut
-        mine = cut.parts.sizes[current().groups[TOGETHER].rank()]
+        own = cut.parts.sizes[current().groups[TOGETHER].rank()]
         named |= {"tp_group": current().groups[ALONE]}
-        super().__init__(mine, output_size, config=_alone(config), init_method=init_method, **named)
+        super().__init__(own, output_size, config=_alone(config), init_method=init_method, **named)
         self._settle(config, init_method, (output_size, cut.parts.total))
         if self.bias is not None:
             self.bias.sequence_parallel = self.sequence_parallel

@@ -34,11 +34,11 @@ def uneven_attention(attention: type) -> type:
 
     class UnevenAttention(attention):
         def __init__(self, *, config: Any, pg_collection: Any, cuts: Cuts, **named: Any) -> None:
-            mine, groups = copy.copy(config), copy.copy(pg_collection)
-            mine.num_query_groups = cuts.groups.sizes[current().groups[TOGETHER].rank()]
-            mine.num_attention_heads = mine.num_query_groups * cuts.per_group
+            own_config, groups = copy.copy(config), copy.copy(pg_collection)
+            own_config.num_query_groups = cuts.groups.sizes[current().groups[TOGETHER].rank()]
+            own_config.num_attention_heads = own_config.num_query_groups * cuts.per_group
             groups.tp = current().groups[ALONE]
-            super().__init__(config=mine, pg_collection=groups, **named)
+            super().__init__(config=own_config, pg_collection=groups, **named)
             # Its norms of heads are the same on all ranks.
             self.tp_group = pg_collection.tp
 

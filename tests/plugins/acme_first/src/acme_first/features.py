@@ -17,7 +17,7 @@ class Beat(Feature):
 
     name = "acme-beat"
     family = "acme"
-    summary = "Logs a beat with every step"
+    summary = "Log a beat with every step"
     level = 0
     flags = (Flag("--acme-beat", help="Log a beat with every step."),)
     docs = "acme_first:docs/beat.md"
@@ -34,7 +34,7 @@ class Louder(Feature):
 
     name = "acme-louder"
     family = "acme"
-    summary = "Multiplies what is trained by a factor"
+    summary = "Multiply the loss by a factor"
     flags = (Flag("--acme-louder", type=float, default=1.0, help="Multiply the loss by this factor."),)
     docs = "acme_first:docs/louder.md"
     verify = (
@@ -53,7 +53,7 @@ class Counted(Feature):
 
     name = "acme-counted"
     family = "acme"
-    summary = "Reports the share of tokens that count"
+    summary = "Report the share of tokens that count"
     flags = (
         Flag("--acme-counted", help="Report the share of tokens that count."),
         Flag("--acme-counted-style", type=str, default="plain", help="How the share is written."),

@@ -25,7 +25,7 @@ class Average(Feature):
 
     name = "acme-average"
     family = "acme"
-    summary = "Keeps a moving average of the parameters, in checkpoints too"
+    summary = "Keep a moving average of the parameters, also in checkpoints"
     stability = "prototype"
     flags = (Flag("--acme-average", type=float, metavar="DECAY", help="Share of the past in each step."),)
     docs = "acme_five:docs/average.md"
@@ -104,7 +104,7 @@ class GatedNorms(Feature):
 
     name = "acme-gated-norm"
     family = "acme"
-    summary = "Multiplies what a norm returns by 1 + a gate for each channel"
+    summary = "Multiply the output of a norm by 1 + a gate per channel"
     stability = "prototype"
     flags = (Flag("--acme-gated-norm", help="Norms with a gate for each channel."),)
     conflicts = (
@@ -157,7 +157,7 @@ class ZLoss(Feature):
 
     name = "acme-z-loss"
     family = "acme"
-    summary = "Adds the z-loss, which keeps logits small"
+    summary = "Add the z-loss, which keeps logits small"
     stability = "prototype"
     flags = (Flag("--acme-z-loss", type=float, default=0.0, metavar="W", help="Weight of the z-loss."),)
     docs = "acme_five:docs/z-loss.md"
@@ -220,7 +220,7 @@ class LionOptimizer(Feature):
 
     name = "acme-lion"
     family = "acme"
-    summary = "Updates parameters by the sign of their momentum"
+    summary = "Update parameters by the sign of their momentum"
     stability = "prototype"
     flags = (Flag("--optimizer", type=str, default="adam", choices=("acme-lion",), help="Lion."),)
     slots = ("optimizer",)
@@ -269,7 +269,7 @@ class Lines(Feature):
 
     name = "acme-lines"
     family = "acme"
-    summary = "Trains on the lines of a file, the short ones first"
+    summary = "Train on the lines of a file, short ones first"
     stability = "prototype"
     flags = (Flag("--acme-lines", type=str, metavar="FILE", help="A list of token numbers on each line."),)
     slots = ("data-source",)
@@ -311,7 +311,7 @@ class Exponential(Feature):
 
     name = "acme-exponential"
     family = "acme"
-    summary = "Lets the learning rate fall by the same factor in every step"
+    summary = "Decay the learning rate by the same factor in every step"
     stability = "prototype"
     flags = (
         Flag(

@@ -1,0 +1,166 @@
+"""Lists on a terminal, one line an item, with colours; in a pipe columns separated by tabs.
+
+A terminal shows what fits into its width: columns are aligned, and text that is too long ends in an ellipsis.
+A pipe gets every cell whole, so that ``cut``, ``awk -F'\\t'`` and spreadsheets read the same columns whatever
+the longest cell is. Colours follow ``NO_COLOR`` and ``FORCE_COLOR`` (https://no-color.org) and need no rich.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindspeed_core.terminal.foreign_text import clean
+from mindspeed_core.terminal.wrapped import columns, say, width, wrap
+
+_CODES = {
+    "bold": "1",
+    "dim": "2",
+    "good": "32",
+    "warning": "33",
+    "bad": "31",
+    "name": "36",
+}
+_GAP = 2
+_ENDLESS = 1 << 20
+_WIDEST = 40
+"""Columns that a cell may always take while others follow it; on a wide terminal it may take half of it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text with its style: bold, dim, good, warning, bad or name; empty for none."""
+
+    text: str
+    style: str = ""
+
+
+def print_rows(rows: Sequence[Sequence[Cell | str]], *, indent: int = 0, tabs: bool = True) -> None:
+    """Print rows of the same number of cells, one line each.
+
+    Args:
+        rows: their cells, shown without line breaks.
+        indent: spaces before every aligned line.
+        tabs: separate cells by tabs in a pipe; False aligns them there too, for short cells inside of prose.
+    """
+    lines = [[_cleaned(cell) for cell in row] for row in rows]
+    limit = columns()
+    if limit is None and tabs:
+        for line in lines:
+            _write("\t".join(cell.text for cell in line))
+        return
+    room = _ENDLESS if limit is None else limit
+    widest = max(_WIDEST, room // 2)
+    widths = [min(max(width(cell.text) for cell in column), widest) for column in zip(*lines)]
+    for line in lines:
+        _write(_aligned(line, widths, indent, room))
+
+
+def print_heading(text: str, note: str = "") -> None:
+    """Print a heading in bold, with a dim note behind it."""
+    limit = columns()
+    heading = Cell(clean(text), "bold")
+    if limit is None:
+        _write(f"{heading.text}{'  ' + clean(note) if note else ''}")
+        return
+    cells = [heading, Cell(clean(note), "dim")] if note else [heading]
+    _write(_aligned(cells, [width(heading.text), 0], 0, limit))
+
+
+def print_labelled(
+    label: str, cell: Cell | str, *, wide: int = 8, style: str = "dim", indent: int = 0
+) -> None:
+    """Print a fact behind its label, wrapped to the terminal.
+
+    Args:
+        label: at most ``wide`` columns; empty to go on with the fact above.
+        cell: the fact.
+        wide: columns of the label.
+        style: of the label.
+        indent: spaces before every line.
+    """
+    found, limit, before = _cleaned(cell), columns(), " " * indent
+    if limit is None:
+        _write(f"{before}{clean(label):<{wide}}  {found.text}".rstrip())
+        return
+    room = max(limit - indent - wide - _GAP, 10)
+    for number, line in enumerate(wrap(found.text, room)):
+        shown = f"{clean(label) if number == 0 else '':<{wide}}"
+        _write(before + paint(shown, style) + " " * _GAP + paint(line.lstrip(" "), found.style))
+
+
+def print_hint(text: str) -> None:
+    """Print a dim paragraph: how to see more."""
+    if not _colours():
+        say(text)
+        return
+    sys.stdout.write("\x1b[2m")
+    say(text)
+    sys.stdout.write("\x1b[0m")
+    sys.stdout.flush()
+
+
+def cut(text: str, limit: int) -> str:
+    """Return a text of at most so many columns; a longer one ends in an ellipsis."""
+    if width(text) <= limit:
+        return text
+    end = "…" if _writes("…") else "..."
+    if limit <= len(end):
+        return end[:limit]
+    kept = ""
+    for character in text:
+        if width(kept + character) > limit - len(end):
+            break
+        kept += character
+    return kept.rstrip() + end
+
+
+def paint(text: str, style: str) -> str:
+    """Return a cleaned text in a style; as it is where no colours are wanted."""
+    if not style or not text or not _colours():
+        return text
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
+
+
+def _aligned(line: Sequence[Cell], widths: Sequence[int], indent: int, limit: int) -> str:
+    """Return one line of at most ``limit`` columns; the last cell takes what the others leave."""
+    written, used = " " * min(indent, limit), min(indent, limit)
+    for number, (cell, wide) in enumerate(zip(line, widths)):
+        last = number == len(line) - 1
+        gap = _GAP if number else 0
+        room = limit - used - gap
+        if room <= 0 or not any(rest.text for rest in line[number:]):
+            break
+        text = cut(cell.text, room if last else min(wide, room))
+        padding = 0 if last else max(0, min(wide, room) - width(text))
+        written += " " * gap + paint(text, cell.style) + " " * padding
+        used += gap + width(text) + padding
+    return written.rstrip(" ")
+
+
+def _cleaned(cell: Cell | str) -> Cell:
+    found = cell if isinstance(cell, Cell) else Cell(cell)
+    return Cell(clean(found.text), found.style)
+
+
+def _colours() -> bool:
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR") or os.environ.get("CLICOLOR_FORCE"):
+        return True
+    return columns() is not None and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _writes(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def _write(line: str) -> None:
+    # The cells were cleaned; what else is in the line are colours of ours.
+    print(line, flush=True)

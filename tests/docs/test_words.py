@@ -1,0 +1,61 @@
+"""The rules of CONTRIBUTING about words, as far as a program can check them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from generate import tree_registry
+from markdown_files import ROOT
+
+LONGEST = 78
+RIDDLES = re.compile(
+    r"\b(put away|puts away|lets? go|waits? on the host|comput\w+ again|whole logits|brought back|alive)\b",
+    re.IGNORECASE,
+)
+OPENINGS = ("What", "Which", "Whether", "Where", "How", "Who", "When")
+FOLDERS = ("mindspeed_core", "plugins", "examples", "benchmarks", "docs", "tools")
+FEATURES = {name: record.cls for name, record in tree_registry().features.items()}
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_summary_is_a_short_imperative_sentence_in_the_fields_words(name):
+    summary = FEATURES[name].summary
+    verb = summary.split()[0]
+
+    assert len(summary) <= LONGEST
+    assert not summary.endswith(".")
+    assert verb[0].isupper()
+    assert not verb.endswith("ss") or verb in ("Compress",)
+    assert not re.match(r"(The|A|An|What|How)\b|\w+(ed|ing|ions?|ents?)\b", verb)
+    assert not RIDDLES.search(summary)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_the_help_of_flags_is_a_sentence_in_the_fields_words(name):
+    for flag in FEATURES[name].flags:
+        assert flag.help.endswith("."), flag.name
+        assert not RIDDLES.search(flag.help), flag.name
+
+
+def test_no_docstring_opens_with_a_question_word():
+    opened = []
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "build" not in path.relative_to(ROOT).parts:
+                opened += [f"{path.relative_to(ROOT)}: {line}" for line in _openings(path)]
+
+    assert opened == []
+
+
+def _openings(path: Path) -> list[str]:
+    """Return the first lines of docstrings that open with a question word."""
+    nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = (
+        ast.get_docstring(node) or ""
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, nodes)
+    )
+    return [text.splitlines()[0] for text in texts if text.startswith(tuple(f"{w} " for w in OPENINGS))]
