@@ -144,7 +144,16 @@ def npu_conformance(session: nox.Session) -> None:
     records = ("schemas", "contracts")
     compared = [part for name in records for part in (f"--{name}", f"tests/npu_conformance/{name}.json")]
     options = session.posargs or compared
-    session.run("python", "-m", "mindspeed_testing.npu", *folders, *options, env=THREADS)
+    # The trainings of a whole file are one fixture.
+    session.run("python", "-m", "mindspeed_testing.npu", *PATIENT, *folders, *options, env=THREADS)
+
+
+@nox.session
+def npu_mutations(session: nox.Session) -> None:
+    """Faults planted into the NPU code, one at a time: the share that its tests find; takes an hour."""
+    install(session, "torch_npu==2.13.0", "pytest>=9", "hypothesis>=6.100")
+    report = ("--out", "npu-mutations.json")
+    session.run("python", "tools/npu_mutations.py", *(session.posargs or report), env=THREADS)
 
 
 @nox.session

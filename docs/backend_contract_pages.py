@@ -46,8 +46,22 @@ def backend_contracts_page() -> str:
     lines += [
         "",
         "There are no bitwise reductions. What is converted is converted by `all_reduce` and `reduce`, not "
-        "by `reduce_scatter`. Every tensor is contiguous. `all_to_all_single` without split sizes wants rows "
-        "that the ranks divide, and no tensor without dimensions.",
+        "by `reduce_scatter`. Every tensor is contiguous. A device that is not known is held to the rules of "
+        "910B, and messages say so.",
+        "",
+        "## Layouts",
+        "",
+        "One dtype travels in a call. What is gathered, or scattered, has as many numbers as all ranks have "
+        "together; lists have a tensor for each rank; those of `gather` have one shape. `all_to_all_single` "
+        "without split sizes wants rows that the ranks divide, and no tensor without dimensions; split sizes "
+        "are one for each rank, may be 0, and add up to the rows. A receive names its sender. Tensors that "
+        "have no elements travel.",
+        "",
+        "## Objects",
+        "",
+        "`all_gather_object` and its like travel as numbers over the device that the group's backend serves "
+        "(the process's current one, so that it has to be chosen before), and the host waits for their "
+        "length. In a group of gloo they stay on the host.",
         "",
         "## Order",
         "",
@@ -55,6 +69,11 @@ def backend_contracts_page() -> str:
         "batch (`isend`, `irecv`) share a stream for each pair of ranks in the group, both directions "
         "together. A stream begins a call when the one before has ended, and a send ends when its receive "
         "is reached. A message of a batch does not meet one outside of a batch.",
+        "",
+        "Collectives of all groups of a rank share its device: they begin in one order on all ranks, also in "
+        "circles of three groups. The first call of a group, or of a pair of ranks outside of batches, makes "
+        "a communicator, and the host waits there for all its ranks. Where that happens behind a collective "
+        "that is under way, nothing is hidden in the first step: [plans](../planning.md) name such calls.",
         "",
         "## Buffers",
         "",

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tables import code, codes, table
 
+from mindspeed_core.platforms.torch_npu_uses import api_uses
 from mindspeed_testing.npu.contracts import UNUSED, read_record
 from mindspeed_testing.npu.kernels import all_kernels
 from mindspeed_testing.npu.kernels.contract import SOCS, Kernel, Rule, Source
-from mindspeed_testing.npu.sources import api_uses
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFORMANCE = ROOT / "tests" / "npu_conformance"

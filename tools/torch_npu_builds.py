@@ -21,7 +21,7 @@ from pathlib import Path
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from mindspeed_testing.npu.sources import api_uses
+from mindspeed_core.platforms.torch_npu_uses import api_uses
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "plugins/mindspeed_testing/src/mindspeed_testing/npu/builds.json"

@@ -5,58 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mindspeed_core.backend_contracts.layouts import broken_layout
+from mindspeed_core.backend_contracts.tensor_facts import CollectiveCall
 from mindspeed_core.errors import UserError
 
 REDUCTIONS = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
 """Operations that compute; all others move data."""
-
-
-@dataclass(frozen=True)
-class TensorFacts:
-    """The properties of a tensor that a backend looks at.
-
-    Attributes:
-        argument: the name of the argument that holds it.
-        dtype: ``float32``.
-        shape: its sizes.
-        contiguous: its elements lie in memory without gaps, in order.
-    """
-
-    argument: str
-    dtype: str
-    shape: tuple[int, ...]
-    contiguous: bool = True
-
-    def __str__(self) -> str:
-        """Return ``float32[4, 8]``."""
-        return f"{self.dtype}{list(self.shape)}"
-
-
-@dataclass(frozen=True)
-class CollectiveCall:
-    """One call as a backend sees it.
-
-    Attributes:
-        operation: the function's name, ``all_reduce``.
-        group: description of the process group.
-        size: number of its ranks.
-        tensors: all tensors of the call, inputs and outputs.
-        reduce_op: ``SUM``; empty for operations that only move data.
-        splits: sizes of the parts of an ``all_to_all_single``, inputs and outputs; empty for equal ones.
-    """
-
-    operation: str
-    group: str
-    size: int
-    tensors: tuple[TensorFacts, ...] = ()
-    reduce_op: str = ""
-    splits: tuple[tuple[int, ...], ...] = ()
-
-    def __str__(self) -> str:
-        """Return operation, tensors, reduction and group."""
-        named = ", ".join(dict.fromkeys(map(str, self.tensors[:4])))
-        op = f" with {self.reduce_op}" if self.reduce_op else ""
-        return f"{self.operation} of {named or 'nothing'}{op} in {self.group} ({self.size} ranks)"
 
 
 class BackendRefusal(UserError):
@@ -89,7 +43,8 @@ class BackendContract:
         buffer_bytes: memory that a communicator takes on the device at its first call.
         pair_buffer_bytes: likewise, of the communicator of two ranks that send and receive one by one.
         sources: where each kind of rule was read: ``moved``, ``reduced``, ``contiguous``, ``parts``,
-            ``order``, ``buffers``.
+            ``layouts``, ``objects``, ``order``, ``creation``, ``buffers``.
+        assumed_for: a device that is not known and is held to these rules; empty where they are its own.
     """
 
     backend: str
@@ -101,11 +56,13 @@ class BackendContract:
     buffer_bytes: int = 0
     pair_buffer_bytes: int = 0
     sources: Mapping[str, str] = field(default_factory=dict)
+    assumed_for: str = ""
 
     @property
     def name(self) -> str:
-        """Return backend and generation: ``hccl 910B``."""
-        return f"{self.backend} {self.generation}".strip()
+        """Return backend and generation: ``hccl 910B``; and for which unknown device it was assumed."""
+        assumed = f" (assumed for {self.assumed_for}, which is not known)" if self.assumed_for else ""
+        return f"{self.backend} {self.generation}".strip() + assumed
 
     def broken_rule(self, call: CollectiveCall) -> tuple[str, str] | None:
         """Return the rule that a call breaks and its source; None where it breaks none."""
@@ -115,11 +72,13 @@ class BackendContract:
             if not tensor.contiguous:
                 rule = f"the tensor of {tensor.argument} is not contiguous; call .contiguous() first"
                 return rule, self.sources["contiguous"]
-        if call.operation in REDUCTIONS:
-            return self._broken_by_reduction(call)
-        if call.operation == "all_to_all_single":
-            return self._broken_by_parts(call)
-        return None
+        broken = self._broken_by_reduction(call) if call.operation in REDUCTIONS else None
+        if broken is None and call.operation == "all_to_all_single":
+            broken = self._broken_by_parts(call)
+        if broken is None:
+            layout = broken_layout(call)
+            broken = (layout, self.sources["layouts"]) if layout else None
+        return broken
 
     def check(self, call: CollectiveCall, place: str = "") -> None:
         """Refuse a call that breaks a rule.
@@ -163,7 +122,7 @@ class BackendContract:
         for tensor in call.tensors:
             if not tensor.shape:
                 return "tensors without dimensions are not split; use view(1)", source
-            if not any(call.splits) and tensor.shape[0] % call.size:
+            if not any(call.splits.values()) and tensor.shape[0] % call.size:
                 rule = f"{tensor.shape[0]} rows are not divided by {call.size} ranks; give split sizes"
                 return rule, source
         return None

@@ -10,6 +10,7 @@ import os
 from dataclasses import replace
 
 from mindspeed_core.backend_contracts.contract import BackendContract
+from mindspeed_core.platforms.ascend_generations import generation_of
 
 _CHECKED = "torch_npu ProcessGroupHCCL.cpp, checkSupportedDataType; HCCL reference, HcclAllReduce"
 _SOURCES = {
@@ -17,6 +18,9 @@ _SOURCES = {
     "reduced": _CHECKED,
     "contiguous": "torch_npu ProcessGroupHCCL.cpp, check_npu_tensors_different_devices",
     "parts": "torch_npu ProcessGroupHCCL.cpp, alltoall_base",
+    "layouts": "torch_npu ProcessGroupHCCL.cpp, check_split_sizes, alltoall, _allgather_base, recvAnysource",
+    "objects": "torch distributed_c10d.py, _get_object_coll_device",
+    "creation": "torch_npu ProcessGroupHCCL.cpp, getHCCLComm; HCCL reference, HcclCommInitRootInfo",
     "order": "torch_npu ProcessGroupHCCL.cpp, pointToPoint and getKeySendRecv; HCCL reference, HcclSend",
     "buffers": "CANN environment variables HCCL_BUFFSIZE and P2P_HCCL_BUFFSIZE",
 }
@@ -59,24 +63,20 @@ HCCL = {
 }
 """Contracts by generation: 910B is Atlas A2, 910_93 is Atlas A3."""
 
-_PRODUCTS = (
-    ("Ascend950", "950"),
-    ("Ascend910_95", "950"),
-    ("Ascend910_93", "910_93"),
-    ("Ascend910B", "910B"),
-)
+_NARROWEST = "910B"
 
 
 def contract_for(device: str) -> BackendContract:
     """Return the contract of a device by its name, with the buffers that the environment asks for.
 
     Args:
-        device: as the runtime names it, ``Ascend910B1``. A device that is not known is held to the rules of
-            910B, which are the narrowest.
+        device: as the runtime names it, ``Ascend910B1``. A device without rules of its own is held to those
+            of 910B, which are the narrowest; the contract's name says so.
     """
-    generation = next((found for prefix, found in _PRODUCTS if device.startswith(prefix)), "910B")
+    found = HCCL.get(generation_of(device))
     return replace(
-        HCCL[generation],
+        found or HCCL[_NARROWEST],
+        assumed_for="" if found else device,
         buffer_bytes=2 * _asked("HCCL_BUFFSIZE", HCCL_BUFFSIZE),
         pair_buffer_bytes=2 * _asked("P2P_HCCL_BUFFSIZE", P2P_HCCL_BUFFSIZE),
     )

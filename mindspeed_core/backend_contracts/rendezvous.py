@@ -5,7 +5,11 @@ one by one share a stream for each pair of ranks in the group, both directions t
 call when it has ended the one before, and a call ends when every rank that takes part has reached it: a send
 waits for its receive. Gloo matches messages in any order, so that what waits for ever here runs there.
 
-The rule is that of torch's ``ProcessGroupNCCL`` and torch_npu's ``ProcessGroupHCCL``, which make a
+The first call of a group, or of a pair of ranks, makes their communicator: the host of each of them waits
+until all of them have come to it. And the collectives of all groups that share a device begin in one order:
+kernels of a communicator hold the device until their peers run too (`stuck_ranks` with ``one_device``).
+
+The rules are those of torch's ``ProcessGroupNCCL`` and torch_npu's ``ProcessGroupHCCL``, which make a
 communicator of two ranks for messages outside of a batch.
 """
 
@@ -16,20 +20,15 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from mindspeed_core.backend_contracts.tensor_facts import is_gloo_group
+
 _SENDS = frozenset({"send", "isend"})
-_MESSAGES = _SENDS | {"recv", "irecv"}
+MESSAGES = _SENDS | {"recv", "irecv"}
+"""Operations between two ranks."""
 
 
-class Launched(Protocol):
+class Timed(Protocol):
     """A call of a rank with the places of its launch and of its first wait among all of them."""
-
-    @property
-    def group(self) -> str:
-        """Return the description of the group."""
-
-    @property
-    def ranks(self) -> Iterable[int]:
-        """Return the global ranks of the group."""
 
     @property
     def operation(self) -> str:
@@ -51,6 +50,22 @@ class Launched(Protocol):
     def batch(self) -> int | None:
         """Return the number of the batch that holds a message; None outside of one."""
 
+    @property
+    def creates(self) -> bool:
+        """Return whether the communicator is made by this call."""
+
+
+class Launched(Timed, Protocol):
+    """Such a call, and its group."""
+
+    @property
+    def group(self) -> str:
+        """Return the description of the group."""
+
+    @property
+    def ranks(self) -> Iterable[int]:
+        """Return the global ranks of the group."""
+
 
 @dataclass(frozen=True)
 class Stuck:
@@ -60,11 +75,13 @@ class Stuck:
         rank: which.
         waits_for: index of the call that it waits for.
         behind: index of the call that its stream is held by, which is often the same.
+        launching: it waits on the host for others to make the call's communicator.
     """
 
     rank: int
     waits_for: int
     behind: int
+    launching: bool = False
 
 
 @dataclass
@@ -75,21 +92,25 @@ class _Item:
     done: set[int] = field(default_factory=set)
 
 
-def stuck_ranks(calls: Mapping[int, Sequence[Launched]]) -> tuple[Stuck, ...]:
+def stuck_ranks(calls: Mapping[int, Sequence[Launched]], *, one_device: bool = False) -> tuple[Stuck, ...]:
     """Play the calls of ranks; return those that never come to the end of theirs.
 
     Args:
         calls: of each known rank, in the order of their launches. A rank that is not known is taken to meet
             every call.
+        one_device: let the collectives of all groups of a rank follow each other, as where a kernel that
+            waits for its peers leaves no room for another one.
     """
-    return _Game(calls).play()
+    return _Game(calls, one_device).play()
 
 
 class _Game:
     """One play of the calls of ranks."""
 
-    def __init__(self, calls: Mapping[int, Sequence[Launched]]) -> None:
-        self.calls = calls
+    def __init__(self, calls: Mapping[int, Sequence[Launched]], one_device: bool) -> None:
+        self.calls, self.one_device = calls, one_device
+        self.makers = _makers(calls)
+        self.arrived: set[tuple[int, int]] = set()
         self.events = {rank: _events(mine) for rank, mine in calls.items()}
         self.at = dict.fromkeys(calls, 0)
         self.streams: dict[int, dict[Hashable, deque[_Item]]] = {rank: {} for rank in calls}
@@ -115,15 +136,30 @@ class _Game:
             return False
         launch, index = self.events[rank][self.at[rank]]
         if launch:
+            if not self._created(rank, index):
+                return False
             self._launch(rank, index)
         elif index not in self.done[rank]:
             return False
         self.at[rank] += 1
         return True
 
+    def _created(self, rank: int, index: int) -> bool:
+        """Return whether all ranks of a communicator that this call makes have come to it."""
+        key = _stream(rank, self.calls[rank][index])
+        if (rank, index) not in self.makers.get(key, ()):
+            return True
+        self.arrived.add((rank, index))
+        return self.makers[key] <= self.arrived
+
+    def _queue(self, rank: int, call: Launched) -> Hashable:
+        """Return the queue of a call: its stream, or the device's where all collectives share one."""
+        shared = self.one_device and call.operation not in MESSAGES and not is_gloo_group(call.group)
+        return "device" if shared else _stream(rank, call)
+
     def _launch(self, rank: int, index: int) -> None:
         call = self.calls[rank][index]
-        queue = self.streams[rank].setdefault(_stream(rank, call), deque())
+        queue = self.streams[rank].setdefault(self._queue(rank, call), deque())
         if call.batch is None:
             queue.append(_Item([index]))
             return
@@ -147,12 +183,12 @@ class _Game:
 
     def _meets(self, rank: int, key: Hashable, index: int) -> bool:
         call = self.calls[rank][index]
-        if call.operation not in _MESSAGES:
+        if call.operation not in MESSAGES:
             heads = {rank: index}
             for other in call.ranks:
                 if other in self.calls and other != rank:
                     head = self._head(other, key)
-                    if head is None or self.calls[other][head.calls[0]].operation in _MESSAGES:
+                    if head is None or not self._same_group(call, self.calls[other][head.calls[0]]):
                         return False
                     heads[other] = head.calls[0]
             for one, found in heads.items():
@@ -165,7 +201,7 @@ class _Game:
         head = self._head(peer, key)
         if head is None:
             return False
-        wanted = _MESSAGES - _SENDS if call.operation in _SENDS else _SENDS
+        wanted = MESSAGES - _SENDS if call.operation in _SENDS else _SENDS
         for found in head.calls:
             counterpart = self.calls[peer][found]
             fits = counterpart.peer == rank and counterpart.operation in wanted
@@ -175,6 +211,12 @@ class _Game:
                 self._end(rank, key, index)
                 return True
         return False
+
+    def _same_group(self, call: Launched, other: Launched) -> bool:
+        """Return whether two collectives meet; in a group's own stream only messages do not."""
+        if other.operation in MESSAGES:
+            return False
+        return (call.group, tuple(call.ranks)) == (other.group, tuple(other.ranks))
 
     def _head(self, rank: int, key: Hashable) -> _Item | None:
         queue = self.streams[rank].get(key)
@@ -189,10 +231,21 @@ class _Game:
             queue.popleft()
 
     def _stuck(self, rank: int) -> Stuck:
-        _, index = self.events[rank][self.at[rank]]
-        head = self._head(rank, _stream(rank, self.calls[rank][index]))
+        launching, index = self.events[rank][self.at[rank]]
+        call = self.calls[rank][index]
+        head = self._head(rank, self._queue(rank, call))
         behind = next((n for n in head.calls if n not in head.done), index) if head else index
-        return Stuck(rank, index, behind)
+        return Stuck(rank, index, index if launching else behind, launching)
+
+
+def _makers(calls: Mapping[int, Sequence[Launched]]) -> dict[Hashable, set[tuple[int, int]]]:
+    """Return the calls, by rank and index, that make each communicator; of the known ranks that make it."""
+    found: dict[Hashable, set[tuple[int, int]]] = {}
+    for rank, mine in calls.items():
+        for index, call in enumerate(mine):
+            if call.creates:
+                found.setdefault(_stream(rank, call), set()).add((rank, index))
+    return found
 
 
 def _events(calls: Sequence[Launched]) -> list[tuple[bool, int]]:
@@ -205,6 +258,6 @@ def _events(calls: Sequence[Launched]) -> list[tuple[bool, int]]:
 
 
 def _stream(rank: int, call: Launched) -> Hashable:
-    if call.operation in _MESSAGES and call.batch is None and call.peer is not None:
+    if call.operation in MESSAGES and call.batch is None and call.peer is not None:
         return call.group, tuple(call.ranks), frozenset({rank, call.peer})
     return call.group, tuple(call.ranks)

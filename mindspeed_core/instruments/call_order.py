@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from mindspeed_core.backend_contracts.rendezvous import stuck_ranks
+from mindspeed_core.backend_contracts.rendezvous import MESSAGES, Stuck, Timed, stuck_ranks
 
 if TYPE_CHECKING:
     from mindspeed_core.instruments.communication import Call
@@ -29,7 +29,15 @@ class Ranks(Protocol):
         ...
 
 
-POINT_TO_POINT = frozenset({"send", "isend", "recv", "irecv"})
+class Made(Timed, Protocol):
+    """The part of a recorded call that instruments and plans keep alike."""
+
+    @property
+    def dtype(self) -> str:
+        """Return the dtype of the first tensor."""
+
+
+POINT_TO_POINT = MESSAGES
 """Operations between two ranks."""
 SENDS = frozenset({"send", "isend"})
 _UNEVEN = frozenset({"all_to_all", "all_to_all_single", "gather", "scatter", "barrier"})
@@ -50,6 +58,7 @@ class OrderedCall:
         launch_event: place of the launch among all launches and waits of this rank.
         wait_event: place of the first wait among them; None without one.
         batch: number of the coalesced batch that holds the call; None outside of one.
+        creates: it is the first of its communicator, which is made by it.
     """
 
     group: str
@@ -61,21 +70,25 @@ class OrderedCall:
     launch_event: int = field(default=0, compare=False)
     wait_event: int | None = field(default=None, compare=False)
     batch: int | None = field(default=None, compare=False)
+    creates: bool = field(default=False, compare=False)
+
+    @classmethod
+    def made(cls, call: Made, group: str, ranks: Ranks, size: int) -> OrderedCall:
+        """Return a recorded call as other ranks must make it.
+
+        Args:
+            call: as an instrument or a plan keeps it.
+            group: description of the group.
+            ranks: its members.
+            size: bytes of this rank's input; of a receive, of the tensor that is received.
+        """
+        times = call.launch_event, call.wait_event, call.batch, call.creates
+        return cls(group, ranks, call.operation, size, call.dtype, call.peer, *times)
 
     @classmethod
     def of(cls, call: Call) -> OrderedCall:
-        """Return a recorded call as other ranks must make it."""
-        return cls(
-            call.group,
-            call.ranks,
-            call.operation,
-            call.tensor_bytes,
-            call.dtype,
-            call.peer,
-            call.launch_event,
-            call.wait_event,
-            call.batch,
-        )
+        """Return a call of a communication log as other ranks must make it."""
+        return cls.made(call, call.group, call.ranks, call.tensor_bytes)
 
     def __str__(self) -> str:
         """Return group, operation, bytes, dtype and peer."""
@@ -154,10 +167,32 @@ def waiting_for_ever(calls: Mapping[int, Sequence[OrderedCall]]) -> list[str]:
     """
     return [
         f"rank {one.rank} waits for ever for call {one.waits_for} ({calls[one.rank][one.waits_for]}), "
-        f"behind call {one.behind} ({calls[one.rank][one.behind]}): calls of a stream end in the order in "
-        "which both sides made them, a send when its receive is reached"
-        for one in stuck_ranks(calls)
+        f"behind call {one.behind} ({calls[one.rank][one.behind]}): {rule}"
+        for one, rule in stuck_with_rule(calls)
     ]
+
+
+def stuck_with_rule(calls: Mapping[int, Sequence[OrderedCall]]) -> list[tuple[Stuck, str]]:
+    """Return ranks that NCCL and HCCL would never let go on, each with the rule that holds it.
+
+    Args:
+        calls: of each known rank, with the places of launches and waits.
+    """
+    found = stuck_ranks(calls)
+    if not found:
+        return [(one, _OF_DEVICES) for one in stuck_ranks(calls, one_device=True)]
+    return [(one, _OF_CREATION if _is_creation(calls, one) else _OF_STREAMS) for one in found]
+
+
+def _is_creation(calls: Mapping[int, Sequence[OrderedCall]], one: Stuck) -> bool:
+    return one.launching and calls[one.rank][one.waits_for].creates
+
+
+_OF_STREAMS = (
+    "calls of a stream end in the order in which both sides made them, a send when its receive is reached"
+)
+_OF_CREATION = "the first call of a communicator makes it, and waits on the host for all its ranks"
+_OF_DEVICES = "collectives of groups that share a device begin in one order on all ranks"
 
 
 def _compare_messages(

@@ -24,12 +24,9 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from mindspeed_core.backend_contracts.contract import (
-    REDUCTIONS,
-    BackendContract,
-    CollectiveCall,
-    TensorFacts,
-)
+from mindspeed_core.backend_contracts.contract import REDUCTIONS, BackendContract
+from mindspeed_core.backend_contracts.rendezvous import MESSAGES
+from mindspeed_core.backend_contracts.tensor_facts import CollectiveCall, TensorFacts, is_gloo_group
 from mindspeed_core.feature import Patch
 from mindspeed_core.instruments.code_places import running_code
 from mindspeed_core.runtime.patches import PatchLedger
@@ -73,6 +70,8 @@ class Call:
         launch_event: place of the call among all launches and waits of this rank.
         wait_event: place of the first wait among them; None while nobody has waited.
         batch: number of the coalesced batch that holds the call; None outside of one.
+        creates: it is the first of its communicator, which the backend makes now: of the group, or of the
+            pair of ranks for messages outside of a batch.
     """
 
     operation: str
@@ -90,6 +89,13 @@ class Call:
     launch_event: int = 0
     wait_event: int | None = None
     batch: int | None = None
+    creates: bool = False
+
+    @property
+    def communicator(self) -> tuple[str, int | None]:
+        """Return what tells this rank's communicators apart: the group, and the peer of a single message."""
+        alone = self.operation in MESSAGES and self.batch is None
+        return self.group_name, self.peer if alone else None
 
     def __str__(self) -> str:
         """Return the call as other ranks of the group must make it: group, operation, bytes, dtype, peer."""
@@ -167,16 +173,34 @@ class CommunicationLog:
 
         Messages outside of a batch have one for each pair of ranks; groups of one rank communicate nothing.
         """
-        apart = {"send", "isend", "recv", "irecv"}
-        groups, pairs = set(), set()
+        made = {
+            call.communicator for call in self.calls if len(call.ranks) > 1 and not is_gloo_group(call.group)
+        }
+        pairs = sum(peer is not None for _, peer in made)
+        return len(made) - pairs, pairs
+
+    def made_late(self) -> list[tuple[Call, Call]]:
+        """Return calls that make a group's communicator while a collective of this rank is under way.
+
+        All ranks of the group meet there, on the host, and nothing of theirs goes on meanwhile: what was to
+        be hidden behind the collective waits for it. Pairs of ranks, which pipeline stages make one by one,
+        do not count.
+
+        Returns:
+            Each such call, with the collective that was under way.
+        """
+        under_way: list[Call] = []
+        found = []
         for call in self.calls:
-            if len(call.ranks) == 1 or is_gloo_group(call.group):
+            if len(call.ranks) == 1 or is_gloo_group(call.group) or call.operation in MESSAGES:
                 continue
-            if call.operation in apart and call.batch is None:
-                pairs.add((call.group_name, call.peer))
-            else:
-                groups.add(call.group_name)
-        return len(groups), len(pairs)
+            at = call.launch_event
+            under_way = [one for one in under_way if one.wait_event is None or one.wait_event > at]
+            if call.creates and under_way:
+                found.append((call, under_way[0]))
+            if call.asynchronous:
+                under_way.append(call)
+        return found
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -239,23 +263,24 @@ def count_communication(
         for name in (*_MEASURES, *_SAME_OPERATION, *(_OBJECTS if objects else ()))
     }
     wrappers |= {
-        "Work.wait": recorder.waiting,
         "_coalescing_manager": recorder.coalescing,
         "batch_isend_irecv": recorder.batching,
         "new_group": recorder.grouping,
     }
+    targets = {f"torch.distributed.distributed_c10d:{name}": new for name, new in wrappers.items()}
+    targets |= dict.fromkeys(_own_waits(), recorder.waiting)
     ledger = PatchLedger()
     ledger.apply(
         [
             Patch(
-                target=f"torch.distributed.distributed_c10d:{name}",
+                target=target,
                 new=wrapper,
                 reason="counts calls and bytes",
                 kind="wrap",
                 owner="communication log",
                 required=False,
             )
-            for name, wrapper in wrappers.items()
+            for target, wrapper in targets.items()
         ]
     )
     with ExitStack() as stack:
@@ -263,6 +288,18 @@ def count_communication(
         if recorder.computation is not None:
             stack.enter_context(recorder.computation)
         yield recorder.log
+
+
+def _own_waits() -> Iterator[str]:
+    """Yield ``wait`` of ``torch.distributed.Work`` and of each class of torch that has one of its own.
+
+    The work of a world without peers is such a class.
+    """
+    classes = [dist.Work]
+    for one in classes:
+        classes += one.__subclasses__()
+        if "wait" in vars(one) and one.__module__.startswith("torch."):
+            yield f"{one.__module__}:{one.__qualname__}.wait"
 
 
 class _Computation(TorchDispatchMode):
@@ -303,6 +340,7 @@ class _Recorder:
         self._groups: weakref.WeakKeyDictionary[Any, tuple[str, tuple[int, ...], int, str]]
         self._groups = weakref.WeakKeyDictionary()
         self._unfinished: weakref.WeakKeyDictionary[Any, list[Call]] = weakref.WeakKeyDictionary()
+        self._communicators: set[tuple[str, int | None]] = set()
 
     def now(self) -> Progress:
         counted = self.computation
@@ -341,6 +379,8 @@ class _Recorder:
                 launch_event=self._event(),
             )
             self.log.calls.append(call)
+            if not (name in MESSAGES and getattr(self._depth, "batching", False)):
+                self._create(call)
             self._depth.inside = True
             try:
                 result = original(*args, **kwargs)
@@ -359,6 +399,24 @@ class _Recorder:
         self._events += 1
         return self._events
 
+    def _create(self, *calls: Call) -> None:
+        """Note which call is the first of its communicator."""
+        for call in calls:
+            apart = len(call.ranks) == 1 or is_gloo_group(call.group)
+            if not apart and call.communicator not in self._communicators:
+                self._communicators.add(call.communicator)
+                call.creates = True
+
+    @contextmanager
+    def _batch_under_way(self) -> Iterator[None]:
+        """Leave communicators to the whole batch: only behind it is known that its messages are of one."""
+        before = getattr(self._depth, "batching", False)
+        self._depth.batching = True
+        try:
+            yield
+        finally:
+            self._depth.batching = before
+
     def _check(self, name: str, label: str, ranks: Sequence[int], given: Mapping[str, Any]) -> None:
         """Hold a call against the contracts of the backends that would serve it."""
         if is_gloo_group(label) or len(ranks) == 1:
@@ -369,8 +427,11 @@ class _Recorder:
             len(ranks),
             tuple(_tensor_facts(given)),
             _reduction(given) if "op" in given or name in REDUCTIONS else "",
-            # Given as a list, an array or a tensor.
-            tuple(tuple(map(int, given[key])) for key in _SPLITS if given.get(key) is not None),
+            # Given as a list, an array or a tensor; an empty one means equal parts.
+            {key: tuple(map(int, given[key])) for key in _SPLITS if given.get(key) is not None},
+            from_any=name in ("recv", "irecv")
+            and given.get("src") is None
+            and given.get("group_src") is None,
         )
         for contract in self._contracts:
             broken = contract.broken_rule(call)
@@ -408,7 +469,7 @@ class _Recorder:
         @contextmanager
         def coalesced(*args: Any, **kwargs: Any) -> Iterator[Any]:
             first = len(self.log.calls)
-            with original(*args, **kwargs) as manager:
+            with self._batch_under_way(), original(*args, **kwargs) as manager:
                 yield manager
             # The works exist only now, and each of them finishes all calls of the batch.
             batch = self.log.calls[first:]
@@ -418,6 +479,7 @@ class _Recorder:
                 call.asynchronous = bool(manager.works)
                 call.waited = None if manager.works else self.now()
                 call.wait_event, call.batch = ended, self._batches
+            self._create(*batch)
             for work in manager.works:
                 self._unfinished[work] = batch
 
@@ -427,12 +489,14 @@ class _Recorder:
         @functools.wraps(original)
         def batch_isend_irecv(*args: Any, **kwargs: Any) -> Any:
             first = len(self.log.calls)
-            works = original(*args, **kwargs)
+            with self._batch_under_way():
+                works = original(*args, **kwargs)
             # Where the backend coalesces, the manager has numbered the batch.
             batch = [call for call in self.log.calls[first:] if call.batch is None]
             self._batches += bool(batch)
             for call in batch:
                 call.batch = self._batches
+            self._create(*batch)
             return works
 
         return batch_isend_irecv
@@ -447,11 +511,6 @@ class _Recorder:
             return original(work, *args, **kwargs)
 
         return wait
-
-
-def is_gloo_group(description: str) -> bool:
-    """Return whether a group's description says that it is one of gloo, as those of megatron-core do."""
-    return "gloo" in description.lower()
 
 
 def _tensor_facts(given: Mapping[str, Any]) -> Iterator[TensorFacts]:
@@ -566,5 +625,5 @@ _BETWEEN = (
 )
 """Code between a call and its check."""
 
-COLLECTIVES = frozenset(_MEASURES) - {"send", "isend", "recv", "irecv", "barrier"}
+COLLECTIVES = frozenset(_MEASURES) - MESSAGES - {"barrier"}
 """Operations in which a whole group takes part and data moves."""

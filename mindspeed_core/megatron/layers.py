@@ -16,11 +16,13 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.torch_norm import L2Norm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.layer_spec import NORM_ROLES, Site, SpecEditor
 from mindspeed_core.megatron.experts import ExpertOutput, PlainExperts
 from mindspeed_core.megatron.latent_attention import LatentCoreAttention, LatentSelfAttention
 from mindspeed_core.megatron.plain_norm import PlainNorm
+from mindspeed_core.platforms.broken_packages import why_unusable
 
 
 @hookimpl(trylast=True)
@@ -28,7 +30,7 @@ def build_layer_spec(
     args: Namespace, config: TransformerConfig, vp_stage: int | None
 ) -> TransformerBlockSubmodules:
     """Build megatron-core's own layers, with parts that also work sharded."""
-    use_te = args.transformer_impl == "transformer_engine"
+    use_te = _uses_te(args)
     spec = get_gpt_decoder_block_spec(
         config,
         use_transformer_engine=use_te,
@@ -45,9 +47,24 @@ def build_mtp_spec(
     args: Namespace, config: TransformerConfig, layer_spec: TransformerBlockSubmodules, vp_stage: int | None
 ) -> Any:
     """Prediction layers like the decoder's last layer."""
-    use_te = args.transformer_impl == "transformer_engine"
+    use_te = _uses_te(args)
     spec = get_gpt_mtp_block_spec(config, layer_spec, use_transformer_engine=use_te, vp_stage=vp_stage)
     return with_residuals(spec if use_te else plain_parts(spec, config), config)
+
+
+def _uses_te(args: Namespace) -> bool:
+    """Return whether layers are TransformerEngine's.
+
+    Raises:
+        ArgumentError: it is installed, and cannot be imported.
+    """
+    if args.transformer_impl != "transformer_engine":
+        return False
+    problem = why_unusable("transformer_engine")
+    if problem:
+        remedy = "mend or uninstall transformer-engine, or pass --transformer-impl local"
+        raise ArgumentError("--transformer-impl", args.transformer_impl, problem, remedy)
+    return True
 
 
 def with_residuals(spec: Any, config: TransformerConfig) -> Any:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from mindspeed_core.megatron.dropped_storages import announce_drop
+from mindspeed_core.platforms.broken_packages import why_unusable
 
 _made: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -37,7 +37,7 @@ def repaired(original: Callable[..., None]) -> Callable[..., None]:
     Args:
         original: ``CheckpointWithoutOutput.__init__``.
     """
-    without_fp8 = find_spec("transformer_engine") is None
+    without_fp8 = bool(why_unusable("transformer_engine"))
 
     def __init__(self: Any, fp8: Any = False) -> None:
         original(self, fp8=None if without_fp8 and fp8 is False else fp8)

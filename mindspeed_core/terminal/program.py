@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from mindspeed_core.platforms.broken_packages import take_broken_as_absent
 from mindspeed_core.platforms.cann import hold_back_torch_npu
 from mindspeed_core.terminal.errors import EXPLAINED, describe, guarded, traceback_option, traceback_wanted
 from mindspeed_core.terminal.foreign_text import emit
@@ -73,5 +74,6 @@ def run_program(program: ExplainedGroup, argv: Sequence[str] | None, name: str) 
             return error.exit_code
 
     hold_back_torch_npu()
+    take_broken_as_absent()
     with traceback_option(sys.argv[1:] if argv is None else argv) as arguments:
         return guarded(answer)

@@ -14,6 +14,7 @@ from importlib import import_module
 
 from mindspeed_core.hosts.standalone import HOST
 from mindspeed_core.megatron.config_fields import config_fields
+from mindspeed_core.platforms.broken_packages import take_broken_as_absent
 from mindspeed_core.registry import Registry
 from mindspeed_core.runtime.rank_check import content_facts
 from mindspeed_core.testing.shared_order import share_orders
@@ -42,6 +43,7 @@ MODULES = (
 
 VARIABLE = "MINDSPEED_WORLD_IMPORTS"
 
+take_broken_as_absent()
 for name in (*MODULES, "mindspeed_core.hosts.standalone.loop", *HOST.stages, HOST.flags.partition(":")[0]):
     import_module(name)
 

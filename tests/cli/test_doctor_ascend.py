@@ -111,6 +111,41 @@ def test_a_cann_older_than_the_build_was_made_for_is_named(installed, older):
     assert bool(found) == older
 
 
+CALLS = [("npu_swiglu takes no dim (ops/swiglu.py:12)", False), ("npu_x is absent (ops/x.py:3)", True)]
+
+
+@pytest.mark.parametrize(
+    ("build", "calls", "severities"),
+    [
+        ("2.99.0", CALLS, ["warning", "note"]),
+        ("2.99.0", [], ["note"]),
+        ("2.9.0", CALLS[1:], ["note"]),
+        ("2.9.0", [], []),
+    ],
+)
+def test_calls_that_a_build_does_not_take_are_named(build, calls, severities):
+    found = list(ascend.check_calls(build, calls, {"9.0.0": ("2.10.0", "2.9.0.post2")}))
+
+    assert [one.severity for one in found] == severities
+    text = " ".join(one.found for one in found)
+    assert all(call in text for call, _ in calls)
+    assert ("newer than every build that was checked (up to 2.10.0)" in text) == (build == "2.99.0")
+
+
+def test_the_doctor_reads_the_calls_of_the_build_that_is_imported():
+    facts = replace(NPU, torch={**NPU.torch, "torch_npu": "ok", "unserved": [list(call) for call in CALLS]})
+
+    assert any("npu_swiglu takes no dim" in one.found for one in told(facts, "torch_npu"))
+
+
+def test_a_generation_that_nobody_knows_is_named_with_the_rules_that_are_assumed():
+    facts = replace(NPU, torch={**NPU.torch, "npu": ["Ascend910B1", "Ascend1100X1", "Ascend1100X1"]})
+
+    [found] = told(facts, "npu")
+    assert "Ascend1100X1" in found.found
+    assert "rules of 910B" in found.found
+
+
 @pytest.fixture
 def without_cann(monkeypatch):
     def missing(name):

@@ -1,8 +1,15 @@
 """Ranks that do not run the same thing stop together, and rank 0 says who differs in what."""
 
+from argparse import Namespace
+from types import SimpleNamespace
+
 import pytest
 import rank_worlds
 
+from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.platforms.npu import NpuPlatform
+from mindspeed_core.registry import Registry
+from mindspeed_core.runtime import rank_check
 from mindspeed_core.runtime.rank_check import (
     argument_facts,
     check_ranks,
@@ -102,6 +109,29 @@ def test_values_of_one_rank_and_values_without_a_text_are_not_compared():
 def test_an_item_that_one_rank_lacks_is_a_difference():
     (difference,) = differences({0: {"a": "1"}, 1: {"a": "1", "b": "2"}}, typical=0)
     assert (difference.rank, difference.item, difference.here, difference.most) == (1, "b", "2", "absent")
+
+
+def facts_with(build, monkeypatch):
+    """Return what a rank on the platform npu tells of itself where this torch_npu is installed."""
+    versions = {"torch_npu": build, "torch": "2.9.0"}
+    monkeypatch.setattr(rank_check, "installed_version", versions.get)
+    session = SimpleNamespace(
+        plan=SimpleNamespace(digest="d", names=()),
+        registry=Registry.of([]),
+        host=SimpleNamespace(name=DEFAULT_HOST),
+        platform=NpuPlatform(),
+        args=Namespace(lr=0.1),
+    )
+    return rank_check.rank_facts(session)
+
+
+def test_two_builds_of_torch_npu_are_named_with_both_versions(monkeypatch):
+    older, newer = (facts_with(build, monkeypatch) for build in ("2.9.0", "2.9.0.post6"))
+    [found] = differences({0: newer, 8: older}, 0)
+
+    assert (found.rank, found.item) == (8, "version torch_npu")
+    assert (found.here, found.most) == ("2.9.0", "2.9.0.post6")
+    assert "8    | version torch_npu | 2.9.0     | 2.9.0.post6" in format_table([found], 16, (), 8)
 
 
 def test_a_long_table_is_cut_and_says_so():

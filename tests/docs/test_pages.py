@@ -53,6 +53,9 @@ OF_OTHER_PROGRAMS = {
     "--write-contracts",
     "--out",
     "--no-scenarios",
+    "--no-measurements",
+    "--count",
+    "--list",
     "--section",
     "--smoke",
     "--wheels",
@@ -69,7 +72,7 @@ OF_OTHER_PROGRAMS = {
     "--image",
     "--dryrun",
 }
-"""Options of torchrun, Slurm, torchx, pip, docs/generate.py, pytest, benchmarks/gpu, our testing package."""
+"""Options of torchrun, Slurm, torchx, pip, docs/generate.py, pytest, benchmarks/gpu, tools/, our packages."""
 
 OF_EXAMPLES = {"--log-gradient-noise", "--sentences", "--some-size", "--my-flag"}
 """Flags that a page declares or makes up itself."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mindspeed_core.errors import UserError
+from mindspeed_core.platforms.torch_npu_uses import api_uses, package_folders, uses_of
 from mindspeed_testing.npu import schemas
 from mindspeed_testing.npu.reached import ReachedUses
-from mindspeed_testing.npu.sources import api_uses, package_folders, uses_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "npu_conformance" / "schemas.json"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from packaging.version import Version
+
+from mindspeed_core.backend_contracts.hccl import contract_for
 from mindspeed_core.discovery.host import NOTE, OK, WARNING, Finding
+from mindspeed_core.platforms.ascend_generations import generation_of
 from mindspeed_core.platforms.machine import first_match
 
 _VERSION_FILES = {
@@ -116,6 +120,49 @@ def check_versions(
         found = f"{torch_npu} was made for CANN {made_for}, and {cann} is installed"
         remedy = f"install CANN {made_for} or later, or a torch_npu that was made for {cann}"
         yield Finding(WARNING, "torch_npu", found, remedy)
+
+
+def check_calls(
+    torch_npu: str, unserved: Sequence[tuple[str, bool]], builds: Mapping[str, tuple[str, ...]]
+) -> Iterator[Finding]:
+    """Name the calls that the installed build does not take, and a build that is newer than the table.
+
+    Args:
+        torch_npu: installed build.
+        unserved: calls that it does not take, each with whether sources ask before they call.
+        builds: builds by CANN release.
+    """
+    newest = max((build for made in builds.values() for build in made), key=Version)
+    newer = Version(torch_npu) > Version(newest)
+    told = f"{torch_npu} is newer than every build that was checked (up to {newest})" if newer else torch_npu
+    failing = [call for call, asked_first in unserved if not asked_first]
+    if failing:
+        remedy = f"install torch_npu {newest}, or do without the features of these files"
+        yield Finding(WARNING, "torch_npu", f"{told} and does not take: {'; '.join(failing)}", remedy)
+    elif newer:
+        found = f"{told}; it takes every call of the installed packages, by its schemas"
+        yield Finding(NOTE, "torch_npu", found)
+    standing_down = [call for call, asked_first in unserved if asked_first]
+    if standing_down:
+        found = f"{torch_npu} lacks what these kernels need, and others take over: {'; '.join(standing_down)}"
+        yield Finding(NOTE, "torch_npu", found, "mindspeed-features plan shows which; later builds have them")
+
+
+def check_generations(devices: Sequence[str]) -> Iterator[Finding]:
+    """Name devices of a generation that nobody knows, and the rules that are assumed for them.
+
+    Args:
+        devices: names that the runtime gives the NPUs.
+    """
+    for name in dict.fromkeys(devices):
+        if not generation_of(name):
+            rules = contract_for(name).generation
+            found = (
+                f"{name} is of a generation that is not known: communication is held to the rules of {rules} "
+                "in plans, and every kernel is taken to be there"
+            )
+            remedy = "run python -m mindspeed_kernels.first_run, and report its file"
+            yield Finding(WARNING, "npu", found, remedy)
 
 
 def _order(release: str) -> tuple[int, ...]:

@@ -255,6 +255,9 @@ def check_npu(facts: Facts) -> Iterator[Finding]:
         yield Finding(ERROR, "torch_npu", found, remedy)
     yield from ascend.check_versions(facts.ascend, npu, NPU_CANN)
     yield from ascend.check_variables(facts.environment)
+    if "unserved" in facts.torch:
+        yield from ascend.check_calls(npu, facts.torch["unserved"], NPU_CANN)
+    yield from ascend.check_generations(facts.torch.get("npu", ()))
     outcome = facts.torch.get("torch_npu", "ok")
     if facts.cann_missing:
         missing, _, remedy = facts.cann_missing.partition("; ")
@@ -300,8 +303,8 @@ def check_transformer_engine(facts: Facts) -> Iterator[Finding]:
     installed = facts.versions.get("transformer-engine", "")
     outcome = facts.torch.get("optional", {}).get("transformer_engine", "ok")
     if installed and outcome != "ok":
-        found = f"{installed} does not import, models are built from megatron-core's local layers: {outcome}"
-        remedy = "mend or uninstall it; on platforms without CUDA it has no use"
+        found = f"{installed} does not import, so its layers are refused: {outcome}"
+        remedy = "mend or uninstall it (without CUDA it has no use), or train with --transformer-impl local"
         yield Finding(NOTE, "transformer-engine", found, remedy)
         return
     found = (

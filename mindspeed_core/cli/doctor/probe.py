@@ -12,7 +12,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-_OPTIONAL = ("transformer_engine", "flash_attn", "triton", "apex")
+from mindspeed_core.platforms.broken_packages import OPTIONAL, take_broken_as_absent
+
 MARK = "mindspeed-doctor:"
 """Begins the line with the answer; imported packages print lines of their own."""
 
@@ -22,8 +23,11 @@ def probe() -> dict[str, Any]:
 
     Returns:
         ``torch`` (version or ``error: …``), ``backends`` (name: available), ``cuda`` and ``npu`` (device
-        names), ``megatron`` and ``helpers_cpp`` (``ok`` or the error), ``optional`` (likewise, by module).
+        names), ``torch_npu`` (``ok`` or the error), ``unserved`` (calls that this torch_npu does not take:
+        text, and whether sources ask first), ``megatron`` and ``helpers_cpp`` (``ok`` or the error),
+        ``optional`` (likewise, by module).
     """
+    take_broken_as_absent()
     answer: dict[str, Any] = {"backends": {}, "cuda": [], "npu": []}
     try:
         torch = import_module("torch")
@@ -40,14 +44,26 @@ def probe() -> dict[str, Any]:
     if torch.cuda.is_available():
         answer["cuda"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     answer["torch_npu"] = _outcome("torch_npu")
+    if answer["torch_npu"] == "ok":
+        answer["unserved"] = _unserved_calls()
     npu = getattr(torch, "npu", None)
     if npu is not None and npu.is_available():
         answer["npu"] = [npu.get_device_name(index) for index in range(npu.device_count())]
         answer["backends"]["hccl"] = True
-    answer["optional"] = {name: _outcome(name) for name in _OPTIONAL if find_spec(name) is not None}
+    answer["optional"] = {name: _outcome(name) for name in OPTIONAL if find_spec(name) is not None}
     answer["megatron"] = _outcome("megatron.core")
     answer["helpers_cpp"] = _outcome("megatron.core.datasets.helpers_cpp")
     return answer
+
+
+def _unserved_calls() -> list[tuple[str, bool]]:
+    from mindspeed_core.platforms.torch_npu_calls import unserved_calls
+    from mindspeed_core.platforms.torch_npu_uses import package_folders
+    from mindspeed_core.registry import Registry
+
+    installed = {name for names in Registry.discover().packages().values() for name in names}
+    folders = package_folders(sorted(installed - {"mindspeed_testing"}))
+    return [(str(call), call.asked_first) for call in unserved_calls(folders)]
 
 
 def _outcome(module: str) -> str:

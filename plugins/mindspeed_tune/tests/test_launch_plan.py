@@ -15,7 +15,7 @@ from mindspeed_tune.html_report import html_report
 from mindspeed_tune.kinds import chosen_ranks, group_partners, kinds_of, stage_partners
 from mindspeed_tune.launch_plan import make_plan
 from mindspeed_tune.layout import Layout
-from mindspeed_tune.record import BackendMemory, Relief
+from mindspeed_tune.record import Backend, Relief
 from mindspeed_tune.summary import markdown, print_summary
 
 LAYOUT = Layout(64, tp=2, pp=4)
@@ -159,7 +159,7 @@ def test_what_is_wrong_with_a_launch_is_named_and_is_exit_status_1(monkeypatch, 
 
 
 def test_a_backend_of_the_planned_platform_takes_what_it_declares(hardware):
-    takes = BackendMemory(3e9, "reduce_scatter_tensor in DATA_PARALLEL_GROUP_WITH_CP")
+    takes = Backend(3e9, "reduce_scatter_tensor in DATA_PARALLEL_GROUP_WITH_CP")
     ranks = every_stage(LAYOUT, backend=takes)
     without_hardware, with_hardware = (make_plan(COMMAND, ranks, one) for one in (None, hardware))
     memory = without_hardware.fullest.fullest

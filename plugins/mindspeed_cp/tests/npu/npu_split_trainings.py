@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mindspeed_cp.features import DECLARATIONS
-from mindspeed_testing.npu import assert_equals_cpu, device_scenarios
+from mindspeed_testing.npu import ScenarioWorlds, assert_equals_cpu, device_scenarios
 from mindspeed_testing.npu.kernels.contract import SOCS
 
 QUICK = (
@@ -21,9 +21,14 @@ QUICK = (
 TRAININGS = device_scenarios(DECLARATIONS, always=QUICK)
 
 
+@pytest.fixture(scope="module")
+def trained(asked_for):
+    return ScenarioWorlds(asked_for("scenario"))
+
+
 @pytest.mark.parametrize(("feature", "scenario"), TRAININGS)
-def test_split_sequences_train_as_the_cpu(feature, scenario):
-    training = assert_equals_cpu(scenario)
+def test_split_sequences_train_as_the_cpu(feature, scenario, trained):
+    training = trained.assert_equals_cpu(scenario)
     assert feature in training.side.features
     if "--use-flash-attn" in scenario.flags:
         assert training.count("npu_fusion_attention") + training.count("npu_fusion_attention_v2")

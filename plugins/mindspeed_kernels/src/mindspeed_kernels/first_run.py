@@ -1,7 +1,8 @@
 """``python -m mindspeed_kernels.first_run --out FILE``: what only a real NPU can show, in the order of risk.
 
-Each check compares a call on the device with the same call by the reference on the host. The file is written
-after every check, so that it also tells which one ended the process.
+Each check compares a call on the device with the same call by the reference on the host. Behind them comes
+how fast the device is (`mindspeed_kernels.device_measurements`). The file is written after every check, so
+that it also tells which one ended the process.
 """
 
 from __future__ import annotations
@@ -15,16 +16,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mindspeed_core.platforms.broken_packages import take_broken_as_absent
 from mindspeed_core.platforms.cann import hold_back_torch_npu, libraries_missing
 
 if __name__ == "__main__":
     # Before torch, which imports torch_npu by itself.
     hold_back_torch_npu()
+    take_broken_as_absent()
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindspeed_kernels.device_measurements import measurements
+
+FORMAT = 2
+"""Version of the file: 2 has measurements."""
 NO_DEVICE = "there is no NPU here: torch.npu.is_available() is False; run this where npu-smi info lists one"
 
 
@@ -186,11 +193,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--features", nargs="+", default=[], metavar="NAME", help="The features whose proofs run, not all."
     )
+    parser.add_argument("--no-measurements", action="store_true", help="Leave out how fast the device is.")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="Only measure, on the CPU and in small sizes: shows the file where there is no NPU.",
+    )
     options = parser.parse_args(arguments)
+    if options.smoke:
+        return _smoke(options.out)
     if not (hasattr(torch, "npu") and torch.npu.is_available()):
         print(libraries_missing() or NO_DEVICE, file=sys.stderr)
         return 2
-    report: dict[str, Any] = {"machine": machine(), "checks": []}
+    report: dict[str, Any] = {"format": FORMAT, "machine": machine(), "checks": []}
 
     def write() -> None:
         options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -202,6 +217,12 @@ def main(arguments: Sequence[str]) -> int:
             f"{'passed' if result['passed'] else 'FAILED'}  {result['check']}: {result['found']}", flush=True
         )
         write()
+    if not options.no_measurements:
+        report["measurements"] = []
+        for result in measurements("npu", options.out.resolve().parent):
+            report["measurements"].append(result)
+            print(_line(result), flush=True)
+            write()
     if not options.no_scenarios:
         report["scenarios"] = scenarios(options.features)
         write()
@@ -210,6 +231,22 @@ def main(arguments: Sequence[str]) -> int:
     )
     print(f"send {options.out} back, whole, with the output of npu-smi info")
     return 0 if passed else 1
+
+
+def _smoke(out: Path) -> int:
+    """Measure small sizes on the CPU, and write the file."""
+    here = {"torch": torch.__version__, "device": "cpu", "python": sys.version.split()[0]}
+    results = list(measurements("cpu", out.resolve().parent, small=True))
+    report = {"format": FORMAT, "machine": here, "checks": [], "measurements": results}
+    out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for result in results:
+        print(_line(result))
+    return 1 if any("error" in result for result in results) else 0
+
+
+def _line(result: Mapping[str, Any]) -> str:
+    told = result.get("error") or f"{result['value']:.4g} {result['unit']}"
+    return f"{result['measure']}, {result['of']}: {told}"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from mindspeed_kernels.ops.availability import device_missing
 from mindspeed_kernels.ops.fusion_attention import npu_fusion_attention
 from mindspeed_kernels.ops.fusion_attention_grad import npu_fusion_attention_grad
-from mindspeed_testing.npu import Call, fake_npu, run_call
+from mindspeed_testing.npu import Call, fake_npu, run_call, value_device
 
 BATCH, HEADS, GROUPS, LENGTH, WIDTH = 2, 8, 2, 64, 32
 ENDS = [16, 48, 128]
@@ -88,6 +88,26 @@ def test_backward_as_an_operator_gives_what_was_given(slopes):
         dq, dk, dv, dpse, dsink = npu_fusion_attention_grad(q, k, v, q, HEADS, "BNSD", **facts)
         assert [tuple(t.shape) for t in (dq, dk, dv)] == [tuple(t.shape) for t in (q, k, v)]
         assert (dpse, dsink) == (None, None)
+
+
+def test_backward_as_an_operator_drops_the_weights_that_forward_dropped():
+    rows, heads, width = 32, 2, 16
+    options = {"keep_prob": 0.75, "sparse_mode": 2}
+    torch.manual_seed(3)
+    numbers = [torch.randn(1, heads, rows, width) for _ in range(4)]
+    with value_device() as device:
+        torch.npu.manual_seed(5)
+        *leaves, outer = (tensor.to("npu").requires_grad_() for tensor in numbers)
+        found = npu_fusion_attention(*leaves, heads, "BNSD", scale=0.25, **options)
+        context, maximum, total, _, seed, offset, numels = found
+        expected = torch.autograd.grad(context, leaves, outer)
+        facts = {"softmax_max": maximum, "softmax_sum": total, "attention_in": context, "scale_value": 0.25}
+        facts |= {"seed": seed, "offset": offset, "numels": numels}
+        with torch.no_grad():
+            gradients = npu_fusion_attention_grad(*leaves, outer, heads, "BNSD", **facts, **options)[:3]
+        assert device.count("npu_fusion_attention_grad") == 2
+        for mine, other in zip(gradients, expected):
+            torch.testing.assert_close(mine.cpu(), other.cpu())
 
 
 @pytest.mark.parametrize(("length", "kept"), [(4096, 44), (32768, 324)])

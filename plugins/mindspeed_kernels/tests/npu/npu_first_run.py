@@ -8,14 +8,16 @@ from functools import partial
 import pytest
 import torch
 
-from mindspeed_kernels import first_run
+from mindspeed_kernels import device_measurements, first_run
+from mindspeed_kernels.device_measurements import problems
+from mindspeed_kernels.ops import OPERATORS
 from mindspeed_testing.npu.value_training import plain_fork_server, value_session
 
 
 def test_every_risk_is_checked_in_order_and_the_file_says_what_was_found(tmp_path, capsys):
     out = tmp_path / "first.json"
     with value_session():
-        status = first_run.main(["--out", str(out), "--no-scenarios"])
+        status = first_run.main(["--out", str(out), "--no-scenarios", "--no-measurements"])
     report = json.loads(out.read_text())
     assert [check["check"] for check in report["checks"]] == list(first_run.RISKS)
     assert [check for check in report["checks"] if not check["passed"]] == []
@@ -49,7 +51,7 @@ def test_proofs_of_features_run_as_a_command_and_their_report_is_in_the_file(tmp
     monkeypatch.setattr(first_run, "scenarios", on_cpu)
     monkeypatch.setattr(first_run, "RISKS", {})
     with value_session(), plain_fork_server():
-        status = first_run.main(["--out", str(out), "--features", "deterministic"])
+        status = first_run.main(["--out", str(out), "--no-measurements", "--features", "deterministic"])
     report = json.loads(out.read_text())["scenarios"]
     assert (status, report["ok"]) == (0, True), report
 
@@ -58,7 +60,7 @@ def test_proofs_that_cannot_run_say_why_in_the_file_and_end_with_status_1(tmp_pa
     out = tmp_path / "first.json"
     monkeypatch.setattr(first_run, "RISKS", {})
     with value_session():
-        status = first_run.main(["--out", str(out), "--features", "no-such-feature"])
+        status = first_run.main(["--out", str(out), "--no-measurements", "--features", "no-such-feature"])
     report = json.loads(out.read_text())["scenarios"]
     assert status == 1
     assert "no-such-feature" in report["error"]
@@ -70,3 +72,17 @@ def test_proofs_are_asked_of_the_device_itself():
     assert report["ok"] is False
     assert "--platform 'npu'" in report["error"]
     assert "/dev/davinci0" in report["error"]
+
+
+def test_kernels_are_measured_beside_their_references(tmp_path, monkeypatch):
+    monkeypatch.setattr(device_measurements, "RUNS", 1)
+    # Contracts are checked at the first call of a kind, which is another test's.
+    for name in device_measurements._CALLS:
+        monkeypatch.setattr(OPERATORS[name], "_chosen", {})
+    # The stand-in runtime waits for nothing.
+    monkeypatch.setattr(device_measurements, "_wait", lambda device: None)
+    with value_session():
+        results = list(device_measurements._kernels("npu", True))
+    assert problems(results) == []
+    assert [result for result in results if "error" in result] == []
+    assert all(result["reference_seconds"] > 0 for result in results)

@@ -6,16 +6,21 @@ import pytest
 from device_kernels import IN_FLOAT32
 
 from mindspeed_kernels.features import DECLARATIONS
-from mindspeed_testing.npu import assert_equals_cpu, device_scenarios
+from mindspeed_testing.npu import ScenarioWorlds, assert_equals_cpu, device_scenarios
 from mindspeed_testing.npu.kernels.contract import SOCS
 
 TRAININGS = device_scenarios(DECLARATIONS, first=2)
 """An ordinary run trains the first of a feature on one rank, and on two."""
 
 
+@pytest.fixture(scope="module")
+def trained(asked_for):
+    return ScenarioWorlds(asked_for("scenario"))
+
+
 @pytest.mark.parametrize(("feature", "scenario"), TRAININGS)
-def test_a_feature_trains_as_the_cpu(feature, scenario):
-    training = assert_equals_cpu(scenario)
+def test_a_feature_trains_as_the_cpu(feature, scenario, trained):
+    training = trained.assert_equals_cpu(scenario)
     assert feature in training.side.features
     if "--bf16" not in scenario.flags:
         assert [name for name in IN_FLOAT32.get(feature, ()) if not training.count(name)] == []

@@ -8,7 +8,7 @@ from mindspeed_core.feature import Scenario
 from mindspeed_moe.features import DECLARATIONS
 from mindspeed_moe.features.fused_products_proofs import PLACES, ROWS
 from mindspeed_moe.features.proofs import MODEL, SHARED
-from mindspeed_testing.npu import assert_equals_cpu, device_scenarios
+from mindspeed_testing.npu import ScenarioWorlds, assert_equals_cpu, device_scenarios
 from mindspeed_testing.npu.kernels.contract import SOCS
 
 QUICK = ("moe-alltoall-overlap-ep2", "moe-allgather-overlap-ep2")
@@ -21,9 +21,14 @@ FOUR = (
 )
 
 
+@pytest.fixture(scope="module")
+def trained(asked_for):
+    return ScenarioWorlds(asked_for("scenario"))
+
+
 @pytest.mark.parametrize(("feature", "scenario"), TRAININGS)
-def test_overlapped_experts_train_as_the_cpu(feature, scenario):
-    training = assert_equals_cpu(scenario)
+def test_overlapped_experts_train_as_the_cpu(feature, scenario, trained):
+    training = trained.assert_equals_cpu(scenario)
     assert feature in training.side.features
     grouped = "--moe-grouped-gemm" in scenario.flags and not {*PLACES} & {*scenario.flags}
     if grouped and feature not in ONE_BY_ONE:

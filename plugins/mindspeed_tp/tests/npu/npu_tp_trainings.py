@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed_testing.npu import assert_equals_cpu, device_scenarios
+from mindspeed_testing.npu import ScenarioWorlds, device_scenarios
 from mindspeed_tp.features import DECLARATIONS
 
 TRAININGS = device_scenarios(DECLARATIONS, always=("tp2-sp", "tp2", "level2-sp", "1x2", "bf16"))
 
 
+@pytest.fixture(scope="module")
+def trained(asked_for):
+    return ScenarioWorlds(asked_for("scenario"))
+
+
 @pytest.mark.parametrize(("feature", "scenario"), TRAININGS)
-def test_tensor_parallelism_trains_as_the_cpu(feature, scenario):
-    training = assert_equals_cpu(scenario)
+def test_tensor_parallelism_trains_as_the_cpu(feature, scenario, trained):
+    training = trained.assert_equals_cpu(scenario)
     assert feature in training.side.features
     half = "--bf16" in scenario.flags
     if feature == "mc2" and half and "--sequence-parallel" in scenario.flags:

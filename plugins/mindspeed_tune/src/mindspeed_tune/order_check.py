@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from mindspeed_core.backend_contracts.rendezvous import stuck_ranks
-from mindspeed_core.instruments.call_order import OrderedCall, compare_order
+from mindspeed_core.instruments.call_order import OrderedCall, compare_order, stuck_with_rule
 from mindspeed_tune.record import Call, RankRecord
 
 
@@ -97,35 +96,23 @@ def _waiting(records: Sequence[RankRecord], calls: Mapping[int, Sequence[Ordered
     """
     alike = [one for one in records if one.runs[0].microbatches == records[0].runs[0].microbatches]
     by_rank = {one.rank: one.calls for one in alike}
-    for stuck in stuck_ranks({one.rank: calls[one.rank] for one in alike}):
+    for stuck, rule in stuck_with_rule({one.rank: calls[one.rank] for one in alike}):
         call, behind = (by_rank[stuck.rank][place] for place in (stuck.waits_for, stuck.behind))
         group = calls[stuck.rank][stuck.waits_for].group
         lines = [f"{group}: rank {stuck.rank} waits for ever for {shown(call)}"]
         if behind is not call:
             lines.append(f"  behind {shown(behind)}")
         lines += [f"    {line}" for line in call.stack[:3]]
-        lines.append("  NCCL and HCCL serve a stream in order, and a send ends when its receive is reached")
+        lines.append(f"  with NCCL and HCCL {rule}")
         yield "\n".join(lines)
 
 
 def _ordered(record: RankRecord) -> list[OrderedCall]:
-    found = []
-    for call in record.calls:
-        group = record.groups[call.group]
-        found.append(
-            OrderedCall(
-                group.name,
-                group.ranks,
-                call.operation,
-                call.bytes,
-                call.dtype,
-                call.peer,
-                call.launch_event,
-                call.wait_event,
-                call.batch,
-            )
-        )
-    return found
+    groups = [record.groups[call.group] for call in record.calls]
+    return [
+        OrderedCall.made(call, group.name, group.ranks, call.bytes)
+        for call, group in zip(record.calls, groups)
+    ]
 
 
 def _unchecked(records: Sequence[RankRecord]) -> Iterator[str]:

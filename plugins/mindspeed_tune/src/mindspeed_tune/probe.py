@@ -28,7 +28,7 @@ from mindspeed_tune.one_rank_groups import only_own_groups
 from mindspeed_tune.rank_lists import RankList, compressed
 from mindspeed_tune.record import (
     Answer,
-    BackendMemory,
+    Backend,
     Call,
     Group,
     LargeTensor,
@@ -322,15 +322,25 @@ class Probe:
             launch_event=call.launch_event,
             wait_event=call.wait_event,
             batch=call.batch,
+            creates=call.creates,
         )
 
 
-def _backend(log: Any, platform: Any) -> BackendMemory:
+def _backend(log: Any, platform: Any) -> Backend:
     size, call = log.largest_temporary(platform.backend_temporaries)
-    kept = max(
-        (contract.communicator_bytes(*log.communicators()) for contract in platform.contracts()), default=0
+    contracts = platform.contracts()
+    kept = max((one.communicator_bytes(*log.communicators()) for one in contracts), default=0)
+    late = (
+        f"{made.operation} in {made.group}, behind {other.operation} in {other.group}"
+        for made, other in log.made_late()
     )
-    return BackendMemory(size, "" if call is None else f"{call.operation} in {call.group}", kept)
+    return Backend(
+        size,
+        "" if call is None else f"{call.operation} in {call.group}",
+        kept,
+        rules=tuple(one.name for one in contracts),
+        made_late=tuple(dict.fromkeys(late)) if contracts else (),
+    )
 
 
 @functools.lru_cache(maxsize=8)

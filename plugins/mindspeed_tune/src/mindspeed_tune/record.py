@@ -42,6 +42,7 @@ class Call:
         launch_event: place of the launch among all launches and waits of the rank.
         wait_event: place of the first wait among them; None without one.
         batch: number of the coalesced batch that holds the call; None outside of one.
+        creates: it is the first of its communicator, which is made by it.
     """
 
     group: int
@@ -54,6 +55,7 @@ class Call:
     launch_event: int = 0
     wait_event: int | None = None
     batch: int | None = None
+    creates: bool = False
 
 
 @dataclass(frozen=True)
@@ -197,18 +199,22 @@ class Relief:
 
 
 @dataclass(frozen=True)
-class BackendMemory:
-    """Memory that the platform's communication backend takes during a call, and that is no tensor.
+class Backend:
+    """The platform's communication backend: its memory that is no tensor, and its rules.
 
     Attributes:
         bytes: the most of any call; 0 where the platform declares none.
         call: the call: operation and group.
         communicators: bytes of the buffers that communicators keep for themselves.
+        rules: names of the contracts that every call was held to.
+        made_late: calls that make a communicator behind a collective under way, a line each.
     """
 
     bytes: float = 0.0
     call: str = ""
     communicators: float = 0.0
+    rules: tuple[str, ...] = ()
+    made_late: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -250,7 +256,7 @@ class RankRecord:
     features: tuple[str, ...] = ()
     host_bytes: float = 0
     cost: Mapping[str, float] = field(default_factory=dict)
-    backend: BackendMemory = BackendMemory()
+    backend: Backend = Backend()
     reliefs: tuple[Relief, ...] = ()
 
     @property
@@ -299,7 +305,13 @@ class RankRecord:
                 ),
                 "answers": tuple(Answer(**answer) for answer in found["answers"]),
                 "features": tuple(found["features"]),
-                "backend": BackendMemory(**found["backend"]),
+                "backend": Backend(
+                    **{
+                        **found["backend"],
+                        "rules": tuple(found["backend"]["rules"]),
+                        "made_late": tuple(found["backend"]["made_late"]),
+                    }
+                ),
                 "reliefs": tuple(
                     Relief(**{**relief, "roles": tuple(relief["roles"])}) for relief in found["reliefs"]
                 ),

@@ -151,6 +151,13 @@ def _remarks(plan: LaunchPlan) -> Iterator[str]:
             f"beside tensors, communicators keep {size(backend.communicators)} of buffers, by the "
             "environment or the default of their backend"
         )
+    if backend.rules:
+        yield f"every call keeps the rules of {', '.join(backend.rules)}"
+    if backend.made_late:
+        yield (
+            "communicators are made while a collective is under way, which all their ranks wait for in the "
+            f"first step: {'; '.join(backend.made_late)}"
+        )
     for rank, difference in plan.differing.items():
         sign = "more" if difference > 0 else "less"
         yield f"rank {rank} keeps {count(abs(difference))} bytes {sign} than its kind: an uneven division"

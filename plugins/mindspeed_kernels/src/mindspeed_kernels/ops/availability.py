@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import torch
 
+from mindspeed_core.platforms.ascend_generations import generation_of
 from mindspeed_kernels.npu_builds import call_missing
 
 
@@ -34,20 +35,10 @@ def torch_npu_missing() -> str:
     return package_missing("torch_npu")
 
 
-_GENERATIONS = (
-    ("Ascend950", "950"),
-    ("Ascend910_95", "950"),
-    ("Ascend910_93", "910_93"),
-    ("Ascend910B", "910B"),
-    ("Ascend310P", "310P"),
-)
-
-
 @cache
 def ascend_generation() -> str:
     """Return the generation of this process's devices as CANN names it, ``910B``; empty where unknown."""
-    name = torch.npu.get_device_name() if hasattr(torch, "npu") else ""
-    return next((generation for prefix, generation in _GENERATIONS if name.startswith(prefix)), "")
+    return generation_of(torch.npu.get_device_name()) if hasattr(torch, "npu") else ""
 
 
 def kernel_of(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LaggingPlatform(CpuPlatform):
-    """The CPU as a device that is late.
+    """The CPU as a device that is late, and whose backend refuses what HCCL or NCCL refuses.
 
     Closing a session raises `mindspeed_testing.lagging.findings.LaggingDeviceError` when the run relied on an
     order that nothing promises.
@@ -49,6 +49,9 @@ class LaggingPlatform(CpuPlatform):
 
     def patches(self) -> Sequence[Patch]:
         """Return the emulation of ``torch.cuda`` with streams that lag, and late collectives."""
+        from mindspeed_core.backend_contracts.hccl import HCCL
+        from mindspeed_core.backend_contracts.nccl import NCCL
+        from mindspeed_testing.lagging.backend_rules import rules_of
         from mindspeed_testing.lagging.communication import communication_patches
         from mindspeed_testing.lagging.compiled_dropout import compiled_dropout
         from mindspeed_testing.lagging.cuda_runtime import runtime_patches
@@ -56,6 +59,7 @@ class LaggingPlatform(CpuPlatform):
         ours = runtime_patches(self.lagging_device)
         rest = [patch for patch in super().patches() if patch.target not in ours]
         late = communication_patches(self.lagging_device)
+        self.lagging_device.communication.rules.append(rules_of((HCCL["910B"], NCCL)))
         return (*rest, *ours.values(), *late, compiled_dropout(self.lagging_device))
 
     def start(self, session: OpeningSession) -> None:

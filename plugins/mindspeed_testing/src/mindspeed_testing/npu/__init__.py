@@ -17,24 +17,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mindspeed_core.platforms.torch_npu_uses import ApiUse, api_uses
     from mindspeed_testing.npu.calls import Call, CallResult, run_call, run_calls
     from mindspeed_testing.npu.device import ValueDevice, value_device
     from mindspeed_testing.npu.fake import FakeNpu, fake_npu
+    from mindspeed_testing.npu.scenario_worlds import ScenarioWorlds
     from mindspeed_testing.npu.scenarios import device_scenarios
     from mindspeed_testing.npu.schemas import compare_snapshot, schema_snapshot
-    from mindspeed_testing.npu.sources import ApiUse, api_uses
     from mindspeed_testing.npu.stubs import Stubs, build_stubs
     from mindspeed_testing.npu.training import ShapeOnlyTraining, shape_only_training
     from mindspeed_testing.npu.value_training import ValueTraining, assert_equals_cpu, value_training
     from mindspeed_testing.npu.world import fake_world
 
 _NAMES = {
+    "mindspeed_core.platforms.torch_npu_uses": ("ApiUse", "api_uses"),
     "calls": ("Call", "CallResult", "run_call", "run_calls"),
     "device": ("ValueDevice", "value_device"),
     "fake": ("FakeNpu", "fake_npu"),
+    "scenario_worlds": ("ScenarioWorlds",),
     "scenarios": ("device_scenarios",),
     "schemas": ("compare_snapshot", "schema_snapshot"),
-    "sources": ("ApiUse", "api_uses"),
     "stubs": ("Stubs", "build_stubs"),
     "training": ("ShapeOnlyTraining", "shape_only_training"),
     "value_training": ("ValueTraining", "assert_equals_cpu", "value_training"),
@@ -47,6 +49,7 @@ __all__ = [
     "Call",
     "CallResult",
     "FakeNpu",
+    "ScenarioWorlds",
     "ShapeOnlyTraining",
     "Stubs",
     "ValueDevice",
@@ -71,5 +74,5 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is first asked for: half of them need torch."""
     for module, names in _NAMES.items():
         if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+            return getattr(import_module(module if "." in module else f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,18 +7,16 @@ call that a build lacks where it asks first, by ``call_missing("npu_x", "argumen
 
 from __future__ import annotations
 
-import ast
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from mindspeed_testing.npu.sources import ApiUse, api_uses
+from mindspeed_core.platforms.torch_npu_uses import ApiUse, api_uses, guards
 
-_ASKS = frozenset({"call_missing", "kernel_of", "hasattr", "getattr"})
 _ANY = "*"
 
 
@@ -64,31 +62,6 @@ def unserved(folders: Sequence[Path]) -> list[Unserved]:
             by_reason.setdefault(lacking, []).append(build)
         found += [Unserved(use, lacking, tuple(builds)) for lacking, builds in by_reason.items()]
     return found
-
-
-def guards(folders: Iterable[Path]) -> Mapping[str, set[str]]:
-    """Return the names that sources ask for before they call them, with the arguments that they ask for."""
-    found: dict[str, set[str]] = {}
-    for path in (path for folder in folders for path in folder.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        if not any(word in text for word in ("call_missing(", "kernel_of(", "hasattr(", "getattr(")):
-            continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _ASKS:
-                texts = _texts(node)
-                for name in texts:
-                    found.setdefault(name, set()).update(texts)
-    return found
-
-
-def _texts(call: ast.Call) -> list[str]:
-    given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return [
-        node.value
-        for argument in given
-        for node in ast.walk(argument)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
 
 
 def _lacking(use: ApiUse) -> Iterator[tuple[str, tuple[str, ...]]]:

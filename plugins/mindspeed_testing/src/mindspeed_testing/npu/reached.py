@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
-from mindspeed_testing.npu.sources import ApiUse
+from mindspeed_core.platforms.torch_npu_uses import ApiUse
 
 _REFUSED = "507899"
 """Answer of the stand-in runtime; torch_npu puts it into its exceptions."""

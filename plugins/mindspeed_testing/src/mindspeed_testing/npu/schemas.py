@@ -9,15 +9,13 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Mapping
-from functools import reduce
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mindspeed_core.errors import UserError
-from mindspeed_testing.npu.sources import ROOTS
+from mindspeed_core.platforms.torch_npu_calls import resolve
 from mindspeed_testing.npu.stubs import installed_version
 
 Snapshot = Mapping[str, Any]
@@ -99,23 +97,6 @@ def operation_of(name: str) -> str | None:
             getattr(torch.ops, namespace), short
         ):
             return f"{namespace}::{short}"
-    return None
-
-
-def resolve(name: str) -> Any:
-    """Return the object behind a dotted name; None when there is none."""
-    root = next(root for root in ROOTS if name.startswith(root + "."))
-    parts = name.split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        try:
-            module: Any = import_module(".".join(parts[:length]))
-        except ImportError:
-            continue
-        try:
-            return reduce(getattr, parts[length:], module)
-        except AttributeError:
-            if ".".join(parts[:length]) == root.partition(".")[0]:
-                return None
     return None
 
 

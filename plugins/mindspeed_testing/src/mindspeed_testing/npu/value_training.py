@@ -98,12 +98,21 @@ def value_training(
             optimizer_state=optimizer_state,
             contracts=(HCCL[soc],) if soc in HCCL else (),
         )
-        # Started as a 950, torch_npu copies by operators of CANN, which the stand-in runtime lacks.
-        started = PRODUCTS["910B" if soc == "950" else soc][0]
         with plain_fork_server():
             ranks = run_world(
-                f"{__name__}:value_rank", world_size, request, soc, timeout=timeout, env={SOC: started}
+                f"{__name__}:value_rank", world_size, request, soc, timeout=timeout, env=started_as(soc)
             )
+    return joined_devices(ranks)
+
+
+def started_as(soc: str) -> dict[str, str]:
+    """Return the environment in which a process starts torch_npu for a generation."""
+    # Started as a 950, torch_npu copies by operators of CANN, which the stand-in runtime lacks.
+    return {SOC: PRODUCTS["910B" if soc == "950" else soc][0]}
+
+
+def joined_devices(ranks: Sequence[tuple[RankRecord, Mapping[str, int], Sequence[str]]]) -> ValueTraining:
+    """Join what `value_rank` returned on every rank."""
     from mindspeed_testing.npu.device import COMPUTED, running_test
 
     for _, _, computed in ranks:
@@ -128,8 +137,6 @@ def assert_equals_cpu(
         AssertionError: with a report of the worst tensors, or of a rank that HCCL would never let go on.
         WorldError: a side cannot run, or HCCL refuses one of its calls.
     """
-    from mindspeed_core.testing.compare_sides import compare_sides
-
     extra = scenario.extra_parameters
     options: dict[str, Any] = {
         "feature_state": "feature state" in scenario.quantities,
@@ -154,6 +161,26 @@ def assert_equals_cpu(
         extra_parameters=extra,
         **options,
     )
+    return assert_equal_sides(scenario, npu, cpu, soc=soc, tolerance=tolerance)
+
+
+def assert_equal_sides(
+    scenario: Scenario, npu: ValueTraining, cpu: SideResult, *, soc: str, tolerance: float | None = None
+) -> ValueTraining:
+    """Assert that a training on value devices equals one on the CPU; return it.
+
+    Args:
+        scenario: what is compared, and how exactly.
+        npu: the training of its flags.
+        cpu: the training of its baseline.
+        soc: the generation of the device, for the message.
+        tolerance: as for `assert_equals_cpu`.
+
+    Raises:
+        AssertionError: they differ, or HCCL would never let a rank go on.
+    """
+    from mindspeed_core.testing.compare_sides import compare_sides
+
     comparison, _ = compare_sides(
         npu.side,
         cpu,
@@ -161,7 +188,7 @@ def assert_equals_cpu(
         quantities=scenario.quantities,
         demanded=scenario.compare,
         extra_losses=scenario.extra_losses,
-        extra_parameters=extra,
+        extra_parameters=scenario.extra_parameters,
     )
     if npu.side.blocked:
         raise AssertionError(f"{scenario.name} on Ascend {soc}: {npu.side.blocked[0]}")

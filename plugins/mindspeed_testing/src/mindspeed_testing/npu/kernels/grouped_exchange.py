@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed_testing.npu.kernels.communicators import group_of
+from mindspeed_testing.npu.kernels.communicators import gather_from_ranks, group_of
 from mindspeed_testing.npu.kernels.contract import Arguments, Kernel, KernelRefusal, Rule
 from mindspeed_testing.npu.kernels.repositories import later_ops_transformer, op_plugin, ops_transformer
 from mindspeed_testing.npu.kernels.rules import HALF
@@ -112,13 +112,11 @@ def _rules(tokens: str) -> tuple[Rule, ...]:
 
 def _of_all(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     """Return the tensors of every rank, whose first dimensions may differ."""
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
-    dist.all_gather(sizes, torch.tensor([x.shape[0]]), group=group)
+    sizes = gather_from_ranks(torch.tensor([x.shape[0]]), group)
     longest = max(int(size) for size in sizes)
     padded = torch.zeros(longest, *x.shape[1:], dtype=x.dtype)
     padded[: x.shape[0]] = x
-    found = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(found, padded, group=group)
+    found = gather_from_ranks(padded, group)
     return [tensor[: int(size)] for tensor, size in zip(found, sizes)]
 
 

@@ -88,6 +88,9 @@ def _encode(given: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if call["statistic"]:
         counts = torch.bincount(exponents.to(torch.int64), minlength=_VALUES)
         call["pdf"].view(-1).copy_(counts.to(torch.int32))
+    # Codes are made of what pdf says occurs; another exponent has none.
+    coded = call["pdf"].view(-1)[exponents.long()] > 0
+    exponents = torch.where(coded, exponents, torch.full_like(exponents, 0xFF))
     _fill(call["mantissa"], planes[:, :-1].reshape(-1))
     room = _bytes(call["fixed"]) - _HEAD
     _fill(call["fixed"], torch.cat([exponents.new_zeros(_HEAD), exponents[:room]]))

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed_testing.npu.kernels.communicators import group_of
+from mindspeed_testing.npu.kernels.communicators import gather_from_ranks, group_of, sum_over_ranks
 from mindspeed_testing.npu.kernels.contract import Arguments, Kernel, Rule, unwritten
 from mindspeed_testing.npu.kernels.grouped_matmul import is_transposed
 from mindspeed_testing.npu.kernels.repositories import op_plugin, ops_transformer
@@ -44,7 +44,7 @@ _COMMON = (
 
 def _summed(x: Tensor, weight: Tensor, group: dist.ProcessGroup) -> Tensor:
     total = x.double() @ weight.double()
-    dist.all_reduce(total, group=group)
+    sum_over_ranks(total, group)
     return total
 
 
@@ -54,8 +54,7 @@ def all_gather_matmul(a: Arguments) -> tuple[Tensor, Tensor]:
     rows = x.shape[0] * group.size()
     if not x.numel():
         return unwritten((rows, weight.shape[1]), x.dtype), unwritten((rows, x.shape[1]), x.dtype)
-    gathered = x.new_empty(rows, x.shape[1])
-    dist.all_gather_into_tensor(gathered, x.contiguous(), group=group)
+    gathered = torch.cat(gather_from_ranks(x.contiguous(), group))
     return (gathered.double() @ weight.double()).to(x.dtype), gathered
 
 
@@ -122,7 +121,7 @@ def matmul_all_reduce(a: Arguments) -> Tensor:
         if a["pertoken_scale"] is not None:
             total = total * a["pertoken_scale"].double().view(*x.shape[:-1], 1)
     total = total.contiguous()
-    dist.all_reduce(total, group=group_of(a["hcom"]))
+    sum_over_ranks(total, group_of(a["hcom"]))
     return (total if a["x3"] is None else total + a["x3"].double()).to(dtype)
 
 

@@ -17,6 +17,8 @@ from mindspeed_core.errors import UserError
 
 ROOTS = ("torch_npu", "torch.npu", "torch.ops.npu", "torch.ops.atb")
 ALIASES: Mapping[str, str] = {"self.runtime()": "torch.npu"}
+_ASKS = frozenset({"call_missing", "kernel_of", "hasattr", "getattr"})
+"""Functions by which sources ask for a name before they call it."""
 EXCUSE = "needs an NPU:"
 """``# needs an NPU: REASON`` on a call's first line excuses it from running; its name is still checked."""
 
@@ -84,6 +86,31 @@ def uses_of(text: str, path: Path) -> list[ApiUse]:
         else:
             found.append(ApiUse(path, node.lineno, last, name, False, excuse))
     return sorted(found, key=lambda use: (use.line, use.name))
+
+
+def guards(folders: Iterable[Path]) -> Mapping[str, set[str]]:
+    """Return the names that sources ask for before they call them, with the arguments that they ask for."""
+    found: dict[str, set[str]] = {}
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if not any(f"{word}(" in text for word in _ASKS):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _ASKS:
+                texts = _texts(node)
+                for name in texts:
+                    found.setdefault(name, set()).update(texts)
+    return found
+
+
+def _texts(call: ast.Call) -> list[str]:
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return [
+        node.value
+        for argument in given
+        for node in ast.walk(argument)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
 
 
 def package_folders(packages: Iterable[str]) -> list[Path]:

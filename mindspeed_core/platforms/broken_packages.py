@@ -1,0 +1,78 @@
+"""Optional packages that are installed and cannot be imported: taken as absent, with the reason.
+
+Whoever uses an optional package imports it and catches ``ImportError``, megatron-core and torch too. One
+whose native library is missing raises something else, ``OSError`` for instance, and ends a training that has
+no use for it. Inside of our programs it is a missing module too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+OPTIONAL = ("transformer_engine", "flash_attn", "triton", "apex")
+"""Packages that only some machines have, and that nothing here needs."""
+
+
+def take_broken_as_absent() -> None:
+    """Let optional packages that raise when they are imported be missing modules in this process."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+@cache
+def why_unusable(package: str) -> str:
+    """Return why a package cannot be imported, empty where it can; imports it, where it is installed."""
+    if package in sys.modules:
+        return ""
+    if find_spec(package) is None:
+        return f"{package} is not installed"
+    try:
+        import_module(package)
+    except Exception as error:
+        return f"{package} is installed and cannot be imported: {type(error).__name__}: {error}"
+    return ""
+
+
+class _Finder(MetaPathFinder):
+    """Finds what the others find, with a loader that knows missing modules alone."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in OPTIONAL:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+class _Loader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        try:
+            self._loader.exec_module(module)
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:
+            # Some of megatron-core catches no other ImportError.
+            raise ModuleNotFoundError(f"{type(error).__name__}: {error}", name=module.__name__) from error
