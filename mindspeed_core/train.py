@@ -9,6 +9,9 @@ if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Before the first import of ours; see `mindspeed_core.terminal.interrupts`.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from mindspeed_core.cli.train import main
+    from importlib.metadata import entry_points
 
-    sys.exit(main())
+    programs = [*entry_points(group="console_scripts", name="mindspeed-train")]
+    if not programs:
+        sys.exit("mindspeed-train is not installed here: pip install 'mindspeed-core[train]'")
+    sys.exit(programs[0].load()())

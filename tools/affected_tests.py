@@ -19,8 +19,12 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parents[1]
 EVERYTHING = ("pyproject.toml", "noxfile.py", "constraints.txt", "conftest.py")
 """Files of the root whose change can touch every test."""
-HOSTS = {"standalone": "standalone", "library": "library", "megatron-lm": "megatron_lm"}
-"""Entry points that are named by a word, and their packages in ``mindspeed_core.hosts``."""
+HOSTS = {
+    "standalone": "mindspeed_core.hosts.standalone",
+    "library": "mindspeed_core.hosts.library",
+    "megatron-lm": "mindspeed_core.hosts.megatron_lm",
+}
+"""Entry points that are named by a word, and their packages."""
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:[.:][A-Za-z_]\w*)+")
 
 
@@ -124,7 +128,7 @@ def names_in(tree: ast.Module) -> Iterator[str]:
                 yield constants[node.left.id] + str(node.right.value)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in described:
             if node.value in HOSTS:
-                yield f"mindspeed_core.hosts.{HOSTS[node.value]}"
+                yield HOSTS[node.value]
             yield from (name.replace(":", ".") for name in _DOTTED.findall(node.value))
 
 

@@ -6,11 +6,48 @@ Names come from metadata alone; a command is imported when it runs. A broken one
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
-from mindspeed_core.discovery.entry_points import Installed, Source, broken, sources
+from mindspeed_core.discovery.entry_points import COMMANDS, Installed, Source, broken, sources
+from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.errors import UserError
+
+if TYPE_CHECKING:
+    from mindspeed_core.registry import Registry
+
+TRAIN_PROGRAM = "mindspeed-train"
+TRAIN_WORDS = ("help", "completion")
+"""Words that mean something to ``mindspeed-train`` itself."""
+
+
+def train_words(registry: Registry) -> set[str]:
+    """Return the first words that ``mindspeed-train`` and its host understand; the host may be absent."""
+    if DEFAULT_HOST not in registry.host_names():
+        return {*TRAIN_WORDS}
+    return {*TRAIN_WORDS, *registry.host(DEFAULT_HOST).commands}
+
+
+def load_own(name: str, where: str) -> click.Command:
+    """Import a sub-command that ``mindspeed-features`` lists itself.
+
+    Args:
+        name: the sub-command.
+        where: its module, which has an attribute ``command``, or the distribution that brings it through the
+            entry-point group ``mindspeed.commands``.
+
+    Raises:
+        UserError: that distribution is not installed, or its command cannot be loaded.
+    """
+    if "-" not in where:
+        command: click.Command = import_module(where).command
+        return command
+    brought = [claim for claim in added_commands(COMMANDS).get(name, ()) if claim.dist == where]
+    if not brought:
+        raise UserError(f"mindspeed-features {name} comes with {where}: pip install {where}")
+    return load_added(name, brought)
 
 
 def added_commands(

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 import click
 
 import mindspeed_core
-from mindspeed_core.cli.commands import added_commands, load_added, origin, suggestion
+from mindspeed_core.cli.commands import added_commands, load_added, load_own, origin, suggestion, train_words
 from mindspeed_core.discovery.entry_points import COMMANDS as COMMANDS_GROUP
 from mindspeed_core.discovery.entry_points import TRAIN_COMMANDS
-from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.terminal.errors import TRACEBACK
 from mindspeed_core.terminal.program import ExplainedGroup, run_program
 
@@ -37,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "new": ("mindspeed_core.cli.new_command", "Start a plugin of your own that works as it comes."),
     "completion": ("mindspeed_core.cli.completion_command", "Print the completion script of a shell."),
 }
-"""Sub-command: its module (with an attribute ``command``) and its line in ``--help``."""
+"""Sub-command: its module, or the distribution that brings it, and its line in ``--help``."""
 
 
 class LazyProgram(ExplainedGroup):
@@ -54,8 +52,7 @@ class LazyProgram(ExplainedGroup):
             UserError: it belongs to another package and cannot be loaded.
         """
         if cmd_name in COMMANDS:
-            found: click.Command = import_module(COMMANDS[cmd_name][0]).command
-            return found
+            return load_own(cmd_name, COMMANDS[cmd_name][0])
         claims = added_commands(COMMANDS_GROUP, COMMANDS).get(cmd_name)
         return None if claims is None else load_added(cmd_name, claims)
 
@@ -86,7 +83,7 @@ def _trains(name: str) -> bool:
     """Return whether a command belongs to ``mindspeed-train``."""
     from mindspeed_core.registry import Registry
 
-    return name in (*Registry.discover().host(DEFAULT_HOST).commands, *added_commands(TRAIN_COMMANDS))
+    return name in (*train_words(Registry.discover()), *added_commands(TRAIN_COMMANDS))
 
 
 @click.group(

@@ -12,7 +12,6 @@ import click
 
 from mindspeed_core.cli.feature_states import STATE_STYLES, platform_here
 from mindspeed_core.discovery.entry_points import COMMANDS, TRAIN_COMMANDS, Installed
-from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS, traceback_wanted
 from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_rows
@@ -251,16 +250,20 @@ def _print_end(records: Sequence[FeatureRecord], platform: str, *, everything: b
 
 def _commands(registry: Registry) -> list[dict[str, str]]:
     """List the sub-commands that packages add to either program, without importing them."""
-    from mindspeed_core.cli import features, train
-    from mindspeed_core.cli.commands import added_commands, origin
+    from mindspeed_core.cli import features
+    from mindspeed_core.cli.commands import TRAIN_PROGRAM, added_commands, origin, train_words
 
     found = []
     installed = Installed()
     for program, group, own in (
         (features.PROGRAM, COMMANDS, {*features.COMMANDS}),
-        (train.PROGRAM, TRAIN_COMMANDS, {*train.OWN, *registry.host(DEFAULT_HOST).commands}),
+        (TRAIN_PROGRAM, TRAIN_COMMANDS, train_words(registry)),
     ):
         for name, claims in sorted(added_commands(group, installed=installed).items()):
+            if program == features.PROGRAM:
+                claims = [claim for claim in claims if features.COMMANDS.get(name, ("",))[0] != claim.dist]
+                if not claims:
+                    continue
             trouble = "never runs: the program has one of that name" if name in own else ""
             if not trouble and len(claims) > 1:
                 trouble = "never runs: claimed twice"

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mindspeed_core.cli.commands import TRAIN_PROGRAM, TRAIN_WORDS
 from mindspeed_core.discovery.entry_points import TRAIN_COMMANDS, load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.platforms.broken_packages import take_broken_as_absent
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
     from mindspeed_core.registry import Registry
 
-PROGRAM = "mindspeed-train"
-OWN = ("help", "completion")
-"""Words that mean something to the program itself."""
 _COMPLETION = "_MINDSPEED_TRAIN_COMPLETE"
 """Variable through which a shell asks for completions."""
 _LAUNCH_FLAGS = ("--nproc", "--max-restarts")
@@ -49,7 +47,7 @@ def _main(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] == "--version":
         from mindspeed_core import __version__
 
-        print(f"{PROGRAM} {__version__}")
+        print(f"{TRAIN_PROGRAM} {__version__}")
         return 0
     if _COMPLETION in os.environ:
         return guarded(_complete)
@@ -58,7 +56,7 @@ def _main(arguments: Sequence[str]) -> int:
     launching, rest = _split(arguments)
     if rest and rest[0] == "completion":
         return guarded(lambda: _print_completion_script(rest[1:]))
-    if not arguments or (rest and rest[0] in OWN):
+    if not arguments or (rest and rest[0] in TRAIN_WORDS):
         return guarded(lambda: _help(HELP[0], rest[1] if len(rest) > 1 else ""))
     if rest and not rest[0].startswith("-"):
         return _command(launching, rest)
@@ -129,13 +127,13 @@ def _run_command(launching: Sequence[str], rest: Sequence[str]) -> int:
         return start.supervise(rest, launch, main)
     raise_again()
     if not is_parallel(command):
-        return run_command(command, rest[1:], f"{PROGRAM} {name}")
+        return run_command(command, rest[1:], f"{TRAIN_PROGRAM} {name}")
     environment.translate_slurm(os.environ)
     if worker.supervised():
         worker.attach()
         store.serve_rendezvous()
     with environment.of_one_process(os.environ):
-        return run_command(command, rest[1:], f"{PROGRAM} {name}")
+        return run_command(command, rest[1:], f"{TRAIN_PROGRAM} {name}")
 
 
 def _shown(error: click.ClickException) -> str:
@@ -161,7 +159,7 @@ def _load_command(name: str) -> click.Command:
     from mindspeed_core.cli.commands import added_commands, load_added, suggestion
 
     own = _commands()
-    added = added_commands(TRAIN_COMMANDS, (*OWN, *own))
+    added = added_commands(TRAIN_COMMANDS, (*TRAIN_WORDS, *own))
     if name in own:
         command: click.Command = load_object(own[name][0])
         return command
@@ -194,7 +192,7 @@ def _described_commands(registry: Registry) -> dict[str, str]:
     from mindspeed_core.cli.commands import added_commands, origin
 
     own = registry.host(DEFAULT_HOST).commands
-    added = added_commands(TRAIN_COMMANDS, (*OWN, *own))
+    added = added_commands(TRAIN_COMMANDS, (*TRAIN_WORDS, *own))
     rows = {command: text for command, (_, text) in own.items()}
     rows |= {command: f"of {origin(added[command])}" for command in sorted(added)}
     return {**rows, "completion": "print the completion script of a shell"}
@@ -207,13 +205,15 @@ def _complete() -> int:
     from mindspeed_core.registry import Registry
 
     registry = Registry.discover()
-    return complete(PROGRAM, flag_set(registry, DEFAULT_HOST), _described_commands(registry), _load_command)
+    return complete(
+        TRAIN_PROGRAM, flag_set(registry, DEFAULT_HOST), _described_commands(registry), _load_command
+    )
 
 
 def _print_completion_script(arguments: Sequence[str]) -> int:
     from mindspeed_core.cli.train_completion import print_script
 
-    return print_script(PROGRAM, arguments[0] if arguments else "")
+    return print_script(TRAIN_PROGRAM, arguments[0] if arguments else "")
 
 
 def _train(arguments: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from mindspeed_core.errors import UserError
+from mindspeed_core.platforms.machine import numbered_variable, unset_variable
 
 SUPERVISOR = "MINDSPEED_SUPERVISOR"
 """``<report>,<life>,<pulse>``: the descriptors of a worker started by this package."""
@@ -120,34 +121,8 @@ def current_assignment(environment: Mapping[str, str] | None = None) -> Assignme
     if not 0 < port < 1 << 16:
         raise UserError(f"MASTER_PORT {port} is no port; use one from 1 to 65535, the same for every process")
     if not env.get("MASTER_ADDR"):
-        raise UserError(_unset("MASTER_ADDR"))
+        raise UserError(unset_variable("MASTER_ADDR"))
     return Assignment(rank, world_size, env["MASTER_ADDR"], port)
-
-
-def numbered_variable(name: str, default: int | None, environment: Mapping[str, str] | None = None) -> int:
-    """Return the number in a variable of the launcher; ``default`` where it is unset.
-
-    Raises:
-        UserError: it is no number, or it is unset and there is no default.
-    """
-    text = (os.environ if environment is None else environment).get(name, "")
-    if not text and default is not None:
-        return default
-    if not text:
-        raise UserError(_unset(name))
-    if not text.strip().isdecimal():
-        raise UserError(
-            f"{name} {text!r} in the environment is no number; unset it, or start the job with torchrun, "
-            "which sets it"
-        )
-    return int(text)
-
-
-def _unset(name: str) -> str:
-    return (
-        f"{name} is not set, but this process is one of several; set MASTER_ADDR, MASTER_PORT, RANK and "
-        "WORLD_SIZE for each, or start the job with torchrun, which does"
-    )
 
 
 def translate_slurm(environment: MutableMapping[str, str]) -> bool:

@@ -1,10 +1,14 @@
-"""Facts of the node that a process runs on."""
+"""Facts of the node that a process runs on, and of its place in a launch. Torch-free."""
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+from collections.abc import Mapping
 from pathlib import Path
+
+from mindspeed_core.errors import UserError
 
 
 def processor_name() -> str:
@@ -21,3 +25,30 @@ def first_match(file: Path, pattern: str) -> str:
         return ""
     found = re.search(pattern, text, re.MULTILINE)
     return found.group(1).strip() if found else ""
+
+
+def numbered_variable(name: str, default: int | None, environment: Mapping[str, str] | None = None) -> int:
+    """Return the number in a variable of the launcher; ``default`` where it is unset.
+
+    Raises:
+        UserError: it is no number, or it is unset and there is no default.
+    """
+    text = (os.environ if environment is None else environment).get(name, "")
+    if not text and default is not None:
+        return default
+    if not text:
+        raise UserError(unset_variable(name))
+    if not text.strip().isdecimal():
+        raise UserError(
+            f"{name} {text!r} in the environment is no number; unset it, or start the job with torchrun, "
+            "which sets it"
+        )
+    return int(text)
+
+
+def unset_variable(name: str) -> str:
+    """Return the message about a launcher's variable that is not set."""
+    return (
+        f"{name} is not set, but this process is one of several; set MASTER_ADDR, MASTER_PORT, RANK and "
+        "WORLD_SIZE for each, or start the job with torchrun, which does"
+    )

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import Patch
-from mindspeed_core.launch.environment import numbered_variable
-from mindspeed_core.platforms.machine import processor_name
+from mindspeed_core.platforms.machine import numbered_variable, processor_name
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import Patch, hookimpl
-from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+from mindspeed_core.hosts.standalone.interface import batch_at
 from mindspeed_core.instruments.call_order import OrderedCall, disagreements, waiting_for_ever
 from mindspeed_core.testing.gloo_threads import released_when_waited
 from mindspeed_core.testing.model_flags import training_flags
@@ -235,9 +235,9 @@ def measure_rank(request: MeasureRequest) -> MeasuredRank:
 
 
 def _measured(session: Session, storage: StorageTracker, log: CommunicationLog) -> MeasuredRank:
-    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.hosts.standalone import interface
 
-    run = loop.setup(session)
+    run = interface.setup(session)
     session.call("start_run", run=run)
     first = len(log.calls)
     with _collecting_between() as collect:
@@ -247,7 +247,7 @@ def _measured(session: Session, storage: StorageTracker, log: CommunicationLog) 
             run.iteration += 1
             run.consumed_train_samples += batch_at(run.args, run.consumed_train_samples).samples
     measured = _taken(session, storage, log, first)
-    loop.teardown(session)
+    interface.teardown(session)
     return measured
 
 

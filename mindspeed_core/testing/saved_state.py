@@ -38,15 +38,15 @@ def saved_state(run: Run, *, with_optimizer: bool) -> SavedState | None:
         run: the run, with complete parameters.
         with_optimizer: gather the optimizer's state too.
     """
-    from mindspeed_core.hosts.standalone.checkpoint import content
+    from mindspeed_core.hosts.standalone import interface
     from mindspeed_core.megatron import model_state, optimizer_state
     from mindspeed_core.megatron.feature_state import feature_parts
 
     run.session.call("before_save_checkpoint", run=run)
     try:
         features = feature_parts(run)
-        described = content.layout_metadata(run)
-        state = content.sharded_state(
+        described = interface.layout_metadata(run)
+        state = interface.sharded_state(
             run,
             described,
             model_state.select(run, described),

@@ -16,9 +16,7 @@ from megatron.core.datasets import gpt_dataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
 
-from mindspeed_core.hosts.standalone.data.python_helpers import index_builders
-from mindspeed_core.hosts.standalone.data.stages import MadeUpDataset
-from mindspeed_core.hosts.standalone.text.tokenizer import NullTokenizer
+from mindspeed_core.hosts.standalone.interface import MadeUpDataset, NullTokenizer, index_builders
 
 LENGTHS = (16, 32)
 """``--seq-length`` of most trainings in tests."""

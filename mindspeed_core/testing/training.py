@@ -19,7 +19,7 @@ from mindspeed_core.backend_contracts.nccl import NCCL
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+from mindspeed_core.hosts.standalone.interface import batch_at
 from mindspeed_core.instruments.call_order import OrderedCall, waiting_for_ever
 from mindspeed_core.testing.gloo_threads import released_when_waited
 from mindspeed_core.testing.model_flags import training_flags
@@ -223,7 +223,7 @@ _TIMED_STEPS_AT_MOST = 20
 def train_rank(request: SideRequest) -> RankRecord:
     """Train one rank of a side."""
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.hosts.standalone import interface
     from mindspeed_core.instruments.communication import CommunicationLog, count_communication
     from mindspeed_core.instruments.host_buffers import HostBuffers
     from mindspeed_core.testing.canonical import canonical_parameters, load_canonical
@@ -242,7 +242,7 @@ def train_rank(request: SideRequest) -> RankRecord:
     )
     try:
         buffers = HostBuffers(session.platform, session.instances)
-        run = loop.setup(session)
+        run = interface.setup(session)
         if request.initial is not None:
             load_canonical(run, request.initial, may_lack=request.extra_parameters)
         session.call("start_run", run=run)
@@ -273,7 +273,7 @@ def train_rank(request: SideRequest) -> RankRecord:
             calls=tuple(map(OrderedCall.of, log.calls)),
             platform=session.platform.name,
         )
-        loop.teardown(session)
+        interface.teardown(session)
         return record
     finally:
         session.close()
@@ -297,7 +297,7 @@ def _reach(steps: _Steps, checkpoint: Checkpoint | None) -> None:
 
 def describe_layout(run: Run) -> str:
     """Return ranks and layout of a run in words: ``"4 ranks (tp 2, pp 2, sequence parallel)"``."""
-    from mindspeed_core.hosts.standalone.checkpoint.content import layout
+    from mindspeed_core.hosts.standalone.interface import layout
 
     args = run.args
     parts = [f"{name} {size}" for name, size in layout(run).items() if size > 1]

@@ -148,7 +148,13 @@ def test_a_summary_holds_no_markup_of_a_runs_names():
 
 
 @pytest.mark.parametrize(
-    "folder", ["cli", "terminal", "hosts/standalone/checkpoint", "hosts/standalone/data"]
+    "folder",
+    [
+        "mindspeed_core/cli",
+        "mindspeed_core/terminal",
+        "mindspeed_core/hosts/standalone/checkpoint",
+        "mindspeed_core/hosts/standalone/data",
+    ],
 )
 def test_programs_print_through_the_cleaning_printer(folder):
     """Elsewhere click's echo and print would show foreign text as it is."""
@@ -165,7 +171,7 @@ def test_programs_print_through_the_cleaning_printer(folder):
         "mindspeed_core/terminal/wrapped.py print",
     }
     found = set()
-    for path in (ROOT / "mindspeed_core" / folder).rglob("*.py"):
+    for path in (ROOT / folder).rglob("*.py"):
         if "scaffold" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text())):

@@ -556,12 +556,13 @@ def imported(path, package):
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return {module for module in found if module.split(".")[0] == package}
+    return {module for module in found if module.startswith(package)}
 
 
 def file_of(module):
-    path = ROOT / Path(*module.split("."))
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+    paths = [root / Path(*module.split(".")) for root in (ROOT, *ROOT.glob("*/*/src"))]
+    files = [file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py")]
+    return next((file for file in files if file.is_file()), None)
 
 
 def reachable(*begin):
@@ -572,7 +573,7 @@ def reachable(*begin):
         if module in seen or path is None:
             continue
         seen[module] = path
-        pending += imported(path, "mindspeed_core")
+        pending += imported(path, "mindspeed_")
     return seen
 
 

@@ -5,13 +5,13 @@ import subprocess
 import sys
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-import mindspeed_core
 from mindspeed_core.activation import prepare
 from mindspeed_core.feature import Flag
 from mindspeed_core.flags.flag_set import flag_set
@@ -25,10 +25,10 @@ from mindspeed_core.registry import Registry
 from mindspeed_core.upstream.table import VERDICTS
 from mindspeed_core.upstream.verdicts import MEGATRON_LM, NOTED, REFUSED, TRANSLATED, USED
 
-CORE = Path(mindspeed_core.__file__).parent
+PARTS = ("mindspeed_core.hosts.standalone", "mindspeed_core.megatron")
 DECLARATIONS = tuple(
     "flags arguments/megatron_lm_answers arguments/refusals fault_tolerance/flags monitoring/flags "
-    "megatron_lm_flags config_flags fully_sharded/flags".split()
+    "megatron_lm_flags config_flags fully_sharded/flags hosts/ migrate doctor/ launch/".split()
 )
 # What of megatron-core no training of this host reaches.
 ELSEWHERE = tuple(
@@ -76,8 +76,8 @@ def test_a_flag_that_is_refused_whatever_its_value_is_not_called_supported():
 def test_what_is_called_supported_is_read_by_somebody():
     """By the host, by a plugin, or by what of megatron-core runs without TransformerEngine."""
     read = set[str]()
-    for part in ("hosts/standalone", "megatron"):
-        read |= names_read(CORE / part, DECLARATIONS, r"args\.(\w+)|\"(\w+)\"")
+    for part in PARTS:
+        read |= names_read(Path(import_module(part).__file__).parent, DECLARATIONS, r"args\.(\w+)|\"(\w+)\"")
     read |= names_read(megatron_core(), ELSEWHERE, r"\.(\w+)|getattr\(\w+, ['\"](\w+)")
     fields = {dest_of(field.name): field.name for field in config_fields()}
     accounted = {refusal.dest for refusal in REFUSALS} | {fields.get(r.dest, r.dest) for r in REFUSALS}

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.launch.environment import numbered_variable
+from mindspeed_core.platforms.machine import numbered_variable
 from mindspeed_core.platforms.platform import Position
 
 _WORLD = "--fake-world-size"

@@ -205,18 +205,18 @@ def _train(flags: tuple[str, ...], platform: str, subject: str = "") -> Trained:
     import traceback
 
     from mindspeed_core.activation import prepare
-    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.hosts.standalone import interface
 
     command = training_flags(flags, 1)
     try:
         with prepare(command, host=DEFAULT_HOST, platform=platform) as session:
-            run = loop.setup(session)
+            run = interface.setup(session)
             result = session.call("train_step", run=run)
             figure = session.platform.memory_allocated()
             asked = subject == platform
             wrong = tuple(_reports(session.platform, run.dist.local_rank)) if asked else ()
             roles = session.roles.get(subject, Roles())
-            loop.teardown(session)
+            interface.teardown(session)
         with prepare(command, host=DEFAULT_HOST, platform=platform):
             pass
     except Exception:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mindspeed_core.hosts.standalone.checkpoint import writer
+from mindspeed_core.hosts.standalone import interface
 
 WORK = f"{__name__}:write_job"
 MOMENTS = ("before the first byte", "between two files", "before it reports")
@@ -69,9 +69,9 @@ def write_job(job: Mapping[str, Any], shared: memoryview, beat: Callable[[], Non
     """Write as the host's writer does, with a halt at the moment at which the gate is closed."""
     pass_gate(MOMENTS[0])
     if closed_at(MOMENTS[1]):
-        writer.write_job({**job, "files": job["files"][:1], "upload": None}, shared, beat)
+        interface.write_job({**job, "files": job["files"][:1], "upload": None}, shared, beat)
     pass_gate(MOMENTS[1])
-    written = writer.write_job(job, shared, beat)
+    written = interface.write_job(job, shared, beat)
     pass_gate(MOMENTS[2])
     return written
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mindspeed_core.feature import Feature, hookimpl
-from mindspeed_core.hosts.standalone.checkpoint.save import Saver
+from mindspeed_core.hosts.standalone.interface import Saver
 from mindspeed_core.testing.worlds import run_world
 
 if TYPE_CHECKING:

@@ -66,8 +66,7 @@ class ShapeOnlyTraining:
 
     def step(self) -> StepRecord:
         """Run the micro-batches of one step forward and backward, and reduce the gradients."""
-        from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
-        from mindspeed_core.hosts.standalone.step import run_schedule
+        from mindspeed_core.hosts.standalone.interface import batch_at, run_schedule
 
         run = self.run
         batch = batch_at(run.args, run.consumed_train_samples)
@@ -118,7 +117,7 @@ def shape_only_training(
             flags, host="standalone", platform="fake-npu", registry=registry, extra_plugins=extra_plugins
         )
         stack.callback(session.close)
-        from mindspeed_core.hosts.standalone import loop
+        from mindspeed_core.hosts.standalone import interface
 
-        stack.callback(loop.teardown, session)
-        yield ShapeOnlyTraining(session, loop.setup(session), npu)
+        stack.callback(interface.teardown, session)
+        yield ShapeOnlyTraining(session, interface.setup(session), npu)

@@ -1,0 +1,58 @@
+"""Names of this host that other distributions may import; everything else in it is private.
+
+Proofs train with the host, and tools hold its writer. A name is loaded when it is used: the writer runs in a
+process without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+    from mindspeed_core.hosts.standalone.checkpoint.content import layout, layout_metadata, sharded_state
+    from mindspeed_core.hosts.standalone.checkpoint.save import Saver
+    from mindspeed_core.hosts.standalone.checkpoint.writer import write_job
+    from mindspeed_core.hosts.standalone.data.python_helpers import index_builders
+    from mindspeed_core.hosts.standalone.data.stages import MadeUpDataset
+    from mindspeed_core.hosts.standalone.loop import setup, teardown
+    from mindspeed_core.hosts.standalone.step import run_schedule
+    from mindspeed_core.hosts.standalone.text.tokenizer import NullTokenizer
+
+__all__ = [
+    "MadeUpDataset",
+    "NullTokenizer",
+    "Saver",
+    "batch_at",
+    "index_builders",
+    "layout",
+    "layout_metadata",
+    "run_schedule",
+    "setup",
+    "sharded_state",
+    "teardown",
+    "write_job",
+]
+
+_HERE = "mindspeed_core.hosts.standalone."
+_MODULES = {
+    "MadeUpDataset": _HERE + "data.stages",
+    "NullTokenizer": _HERE + "text.tokenizer",
+    "Saver": _HERE + "checkpoint.save",
+    "batch_at": _HERE + "arguments.run_length",
+    "index_builders": _HERE + "data.python_helpers",
+    "layout": _HERE + "checkpoint.content",
+    "layout_metadata": _HERE + "checkpoint.content",
+    "run_schedule": _HERE + "step",
+    "setup": _HERE + "loop",
+    "sharded_state": _HERE + "checkpoint.content",
+    "teardown": _HERE + "loop",
+    "write_job": _HERE + "checkpoint.writer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
