@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent
 TABLE = ROOT / "build" / "test-times.md"
+LEFT_OUT = ROOT / "tests" / "thorough.txt"
 FAMILY_SECONDS = 120.0
 """The time of one family of plugins; what is longer is marked ``thorough``."""
 
@@ -119,6 +120,15 @@ def asked_for(request: pytest.FixtureRequest) -> Callable[[str], set[Any]]:
 
 WORLD_IMPORTS = ("mindspeed_kernels.modules.grouped_experts", "mindspeed_moe.placement")
 """Modules of plugins that take long to import, and are safe to fork after: worlds begin with them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what ``tests/thorough.txt`` names, before tests are chosen by their marks."""
+    named = {line for line in LEFT_OUT.read_text(encoding="utf-8").splitlines() if not line.startswith("#")}
+    for item in items:
+        if item.nodeid in named:
+            item.add_marker(pytest.mark.thorough)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -40,9 +40,9 @@ def test_a_running_thread_of_gloo_is_seen_and_others_are_not(monkeypatch, tmp_pa
         (tmp_path / thread / "stat").write_text(line)
     monkeypatch.setattr(gloo_threads, "_THREADS", tmp_path)
 
-    assert gloo_threads._state("11") == "R"
-    assert gloo_threads._state("12") == "S"
-    assert gloo_threads._state("gone") == "S"
+    assert gloo_threads._state("11") == b"R"
+    assert gloo_threads._state("12") == b"S"
+    assert gloo_threads._state("gone") == b"S"
     assert not gloo_threads._all_asleep()
 
 

@@ -60,7 +60,7 @@ def test_the_start_of_a_run_says_what_is_held_back_and_what_features_note(tmp_pa
         train_iters=3,
         explain=False,
     )
-    platform = SimpleNamespace(name="cpu")
+    platform = SimpleNamespace(name="cpu", kinds=lambda: ("cpu",))
     session = SimpleNamespace(plan=plan, platform=platform, provenance={}, state=lambda record: record())
     run = SimpleNamespace(
         args=args,

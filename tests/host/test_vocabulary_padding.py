@@ -24,10 +24,11 @@ def losses(run, steps=2):
     return [(float.fromhex(loss), float.fromhex(norm)) for loss, norm, _ in train(run, steps)]
 
 
-def first(folder, layout):
+def first(folder, layout, kinds):
     """Train, save and train on: padded rows and losses."""
     found = {}
-    for kind, flags in KINDS.items():
+    for kind in kinds:
+        flags = KINDS[kind]
         run = open_run(["--save", f"{folder}/{kind}", *ODD, *flags, *layout])
         train(run, 2)
         save(run)
@@ -36,9 +37,10 @@ def first(folder, layout):
     return found
 
 
-def resumed(folder, layout, save_to=""):
+def resumed(folder, layout, kinds, save_to=""):
     found = {}
-    for kind, flags in KINDS.items():
+    for kind in kinds:
+        flags = KINDS[kind]
         run = open_run(["--load", f"{folder}/{kind}", *ODD, *flags, *layout])
         if save_to:
             run.args.save = f"{save_to}/{kind}"
@@ -49,15 +51,16 @@ def resumed(folder, layout, save_to=""):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory, asked_for):
+    kinds = [kind for kind in KINDS if kind in asked_for("kind")]
     folder = tmp_path_factory.mktemp("vocabulary")
     one, two, again = (str(folder / name) for name in ("one", "two", "again"))
     return {
-        "one": run_world(first, 1, one, [])[0],
-        "one to two": run_world(resumed, 2, one, TWO, again)[0],
-        "one to two to one": run_world(resumed, 1, again, [])[0],
-        "two": run_world(first, 2, two, TWO)[0],
-        "two to one": run_world(resumed, 1, two, [])[0],
+        "one": run_world(first, 1, one, [], kinds)[0],
+        "one to two": run_world(resumed, 2, one, TWO, kinds, again)[0],
+        "one to two to one": run_world(resumed, 1, again, [], kinds)[0],
+        "two": run_world(first, 2, two, TWO, kinds)[0],
+        "two to one": run_world(resumed, 1, two, [], kinds)[0],
     }
 
 

@@ -163,14 +163,17 @@ def train_all(cases):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, asked_for):
     folder = tmp_path_factory.mktemp("traces")
+    wanted = {"a profiler", "data parallel", "kernels", *asked_for("name")}
     alone = {
         name: (model, (*features, "--profile-save-path", str(folder)) if name == "a profiler" else features)
         for name, (model, features) in ALONE.items()
+        if name in wanted
     }
+    together = {name: case for name, case in TOGETHER.items() if name in wanted}
     results = {name: [result] for name, result in run_world(train_all, 1, alone)[0].items()}
-    for found in run_world(train_all, 2, TOGETHER):
+    for found in run_world(train_all, 2, together):
         for name, result in found.items():
             results.setdefault(name, []).append(result)
     return results, folder

@@ -17,7 +17,7 @@ from mindspeed_core.resolver.plan import Problem
 HERE = Path(__file__).parent
 
 
-def answers(first, last, seed, folder, program="checked_lines.py"):
+def answers(first, last, seed, folder, program="checked_commands.py"):
     command = [
         sys.executable,
         "-W",
