@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +14,14 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Requirement, Scenario
 from mindspeed_core.flags.help import placeholder
 from mindspeed_core.terminal.foreign_text import emit
-from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_labelled, print_rows
+from mindspeed_core.terminal.listing import (
+    Cell,
+    print_heading,
+    print_hint,
+    print_labelled,
+    print_rows,
+    print_section,
+)
 from mindspeed_core.terminal.training_flags import platform_option
 from mindspeed_core.terminal.wrapped import say
 
@@ -79,42 +85,33 @@ def _print_head(registry: Registry, record: FeatureRecord, platform: str | None)
 def _print_conditions(registry: Registry, record: FeatureRecord) -> None:
     """Print what has to be there, what must not, and who does its work elsewhere."""
     feature = record.cls
-    _section("requires", [_requirement(requirement) for requirement in feature.requires])
-    _section("packages", list(feature.packages))
-    _section("conflicts", [_conflict(conflict) for conflict in _conflicts(registry, record)])
-    _section("fills", _slots(registry, feature))
-    _section("elsewhere", _elsewhere(feature))
+    print_section("requires", [_requirement(requirement) for requirement in feature.requires])
+    print_section("packages", list(feature.packages))
+    print_section("conflicts", [_conflict(conflict) for conflict in _conflicts(registry, record)])
+    print_section("fills", _slots(registry, feature))
+    print_section("elsewhere", _elsewhere(feature))
 
 
 def _print_declarations(registry: Registry, feature: type[Feature]) -> None:
     """Print the rest of what a feature declares, for authors."""
-    _section("declared in", [feature.__module__])
-    _section("stages", _stages(feature))
-    _section("replaces modules with the roles", list(feature.replaces_roles))
-    _section("comes after", list(feature.after))
-    _section("comes before", list(feature.before))
-    _section(
+    print_section("declared in", [feature.__module__])
+    print_section("stages", _stages(feature))
+    print_section("replaces modules with the roles", list(feature.replaces_roles))
+    print_section("comes after", list(feature.after))
+    print_section("comes before", list(feature.before))
+    print_section(
         "patches",
         [
             f"{patch.kind} {patch.target}{f' ({patch.versions})' if patch.versions else ''}: {patch.reason}"
             for patch in feature.patches
         ],
     )
-    _section("proofs", [line for scenario in feature.verify for line in _scenario(scenario)])
-    _section("facts", _facts(feature))
-    _section("formulas", [f"{name} = {formula}" for name, formula in feature.formulas.items()])
-    _section(
+    print_section("proofs", [line for scenario in feature.verify for line in _scenario(scenario)])
+    print_section("facts", _facts(feature))
+    print_section("formulas", [f"{name} = {formula}" for name, formula in feature.formulas.items()])
+    print_section(
         "worth tuning", [f"{flag}: {', '.join(map(str, values))}" for flag, values in feature.tuning.items()]
     )
-
-
-def _section(title: str, lines: Iterable[str]) -> None:
-    lines = list(lines)
-    if lines:
-        emit()
-        print_heading(title)
-        for line in lines:
-            say(line, indent=2, hang=2 + len(line) - len(line.lstrip()))
 
 
 def _print_flags(registry: Registry, feature: type[Feature], *, everything: bool) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mindspeed_core.terminal.foreign_text import clean
+from mindspeed_core.terminal.foreign_text import clean, emit
 from mindspeed_core.terminal.wrapped import columns, say, width, wrap
 
 _CODES = {
@@ -67,6 +67,19 @@ def print_heading(text: str, note: str = "") -> None:
         return
     cells = [heading, Cell(clean(note), "dim")] if note else [heading]
     _write(_aligned(cells, [width(heading.text), 0], 0, limit))
+
+
+def print_section(title: str, lines: Iterable[str]) -> None:
+    """Print an empty line, a heading and indented lines; nothing where there are no lines.
+
+    What is wrapped goes on at the line's own indentation.
+    """
+    lines = list(lines)
+    if lines:
+        emit()
+        print_heading(title)
+        for line in lines:
+            say(line, indent=2, hang=2 + len(line) - len(line.lstrip()))
 
 
 def print_labelled(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mindspeed_core.resolver.plan import Plan
 from mindspeed_core.terminal.foreign_text import emit
-from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_rows
+from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_rows, print_section
 from mindspeed_core.terminal.training_flags import Planned
 from mindspeed_core.terminal.wrapped import say
 from mindspeed_core.upstream.notes import FlagNote
@@ -39,17 +39,17 @@ def print_plan(planned: Planned, *, everything: bool = False) -> None:
     if plan.features:
         emit()
         print_rows(_rows(plan, everything=everything), indent=2, tabs=False)
-    _section("held back", _held_back(plan))
-    _section("notes", [str(note) for note in plan.notes])
+    print_section("held back", _held_back(plan))
+    print_section("notes", [str(note) for note in plan.notes])
     unchanged = [note for note in plan.flag_notes if not note.read_as]
     translated = [note for note in plan.flag_notes if note.read_as]
     _print_flags("flags that change nothing here", unchanged)
     _print_flags("flags read as others", translated)
-    presets = chosen_by_presets(planned)
-    _section("set by presets", [f"{dest} = {one['value']} ({one['from']})" for dest, one in presets.items()])
+    presets = chosen_by_presets(planned).items()
+    print_section("set by presets", [f"{dest} = {one['value']} ({one['from']})" for dest, one in presets])
     if everything:
-        _section("order", plan.stated_order)
-        _section("patches", [f"{p.kind} {p.target} by {p.owner}: {p.reason}" for p in plan.patches])
+        print_section("order", plan.stated_order)
+        print_section("patches", [f"{p.kind} {p.target} by {p.owner}: {p.reason}" for p in plan.patches])
     emit()
     more = [] if everything else _left_out(plan)
     digest = plan.digest if everything else plan.digest[:12]
@@ -67,15 +67,6 @@ def _rows(plan: Plan, *, everything: bool) -> list[tuple[Cell, ...]]:
         cells = (Cell(str(index), "dim"), Cell(feature.name, "name"), Cell(feature.why))
         rows.append((*cells, Cell("; ".join(facts), "dim")))
     return rows
-
-
-def _section(title: str, lines: Iterable[str]) -> None:
-    lines = list(lines)
-    if lines:
-        emit()
-        print_heading(title)
-        for line in lines:
-            say(line, indent=2, hang=2)
 
 
 def _held_back(plan: Plan) -> list[str]:

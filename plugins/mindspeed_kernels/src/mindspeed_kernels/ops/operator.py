@@ -120,10 +120,8 @@ class Operator(Generic[P, R]):
                 *args, **options
             )
         # A plan for another device weighs other backends for the same tensors, and may not decide for a run.
-        if self._key is None:
-            key: Hashable = (STATE.token, kernels_for(""), eager_key(args, options))
-        else:
-            key = (STATE.token, kernels_for(""), self._key(*args, **options))
+        of_call = eager_key(args, options) if self._key is None else self._key(*args, **options)
+        key: Hashable = (STATE.token, kernels_for(""), of_call)
         name = self._chosen.get(key)
         if name is None:
             name = self._first_call(key, args, options)

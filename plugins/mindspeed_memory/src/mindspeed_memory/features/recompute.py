@@ -175,10 +175,8 @@ def _pipelines_experts(args: Any) -> bool:
 
 def _has_dense_parts(args: Any) -> bool:
     """Return whether a layer has no experts, or shared ones beside them."""
-    every: Any = getattr(args, "moe_layer_freq", 1)
-    dense = 0 in every if isinstance(every, (list, tuple)) else every not in (None, 1)
     shared = ("moe_shared_expert_intermediate_size", "n_shared_experts")
-    return dense or any(getattr(args, name, None) for name in shared)
+    return not experts_everywhere(args) or any(getattr(args, name, None) for name in shared)
 
 
 class RecomputeNorm(_PartOfLayers):
@@ -344,7 +342,7 @@ def _most_layers(args: Any) -> float:
 def experts_everywhere(args: Any) -> bool:
     """Return whether every layer has experts, as far as flags say."""
     often = getattr(args, "moe_layer_freq", 1)
-    everywhere = all(often) if isinstance(often, list) else often == 1
+    everywhere = all(often) if isinstance(often, (list, tuple)) else often in (None, 1)
     return bool(getattr(args, "num_experts", None)) and everywhere
 
 
