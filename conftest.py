@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,24 @@ def asked_for(request: pytest.FixtureRequest) -> Callable[[str], set[Any]]:
     return values
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_of_a_launcher_is_left() -> Iterator[None]:
+    """Name the module that leaves a process group or a variable of a launcher to the tests behind it."""
+
+    def left() -> dict[str, Any]:
+        found: dict[str, Any] = {name: os.environ[name] for name in OF_LAUNCHERS if name in os.environ}
+        distributed: Any = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            found["process group"] = distributed.get_backend()
+        return found
+
+    before = left()
+    yield
+    assert left() == before
+
+
+OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What a launcher says of a rank."""
 WORLD_IMPORTS = ("mindspeed_kernels.modules.grouped_experts", "mindspeed_moe.placement")
 """Modules of plugins that take long to import, and are safe to fork after: worlds begin with them."""
 

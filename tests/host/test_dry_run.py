@@ -53,11 +53,12 @@ APART = {
 
 
 @pytest.fixture(scope="module")
-def measured():
+def measured(asked_for):
+    layouts = {name: flags for name, flags in TOGETHER.items() if name in asked_for("layout")}
     sides = [
-        measure_layouts(list(TOGETHER.values()), 2, platform=name, timeout=400) for name in ("cpu", "fake")
+        measure_layouts(list(layouts.values()), 2, platform=name, timeout=400) for name in ("cpu", "fake")
     ]
-    return dict(zip(TOGETHER, zip(*sides)))
+    return dict(zip(layouts, zip(*sides)))
 
 
 @pytest.mark.parametrize("layout", TOGETHER)

@@ -76,8 +76,9 @@ def measure(layouts, *, features):
 
 
 @pytest.fixture(scope="module")
-def measured():
-    return measure(LAYOUTS, features=False)
+def measured(asked_for):
+    asked = asked_for("layout")
+    return measure({name: flags for name, flags in LAYOUTS.items() if name in asked}, features=False)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
