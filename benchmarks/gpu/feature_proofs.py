@@ -18,6 +18,7 @@ _DISTRIBUTIONS = (
     "mindspeed-memory",
     "mindspeed-tp",
     "mindspeed-pp",
+    "mindspeed-optim",
 )
 
 _WIDER = ("--hidden-size", "256")

@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.tensor import DTensor
 
+from mindspeed_core.megatron.parameter_parts import Holding, ParameterPart, ParameterParts
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """megatron-core's names of the moments, which every checkpoint of an optimizer holds."""
 _TAKEN = frozenset({*MOMENTS, "param", "fp32_param", "master_param", "step", "padding", "numel_unpadded"})
@@ -28,9 +30,23 @@ class DescribedOptimizer(torch.optim.Optimizer, ABC):
 
     What is called a parameter here is what this rank updates: float32, detached, and under
     ``--use-distributed-optimizer`` or fully sharded data parallelism a part of a model's parameter, flat or
-    cut by rows. So a rule must work element by element (or by blocks whose borders do not matter).
+    cut by rows. A rule that does not work element by element asks `part_of` where a part lies in its
+    parameter, and `held` who has the rest.
 
     ``group["step"]`` counts the updates, from 1 in the first.
+
+    A rule over many parameters at once overrides `step` as well. Then it
+
+    - adds one to ``group["step"]`` of every group, also where this rank has nothing to update,
+    - leaves out parameters without a gradient, and those of which this rank has nothing (``numel() == 0``),
+    - hands `local_part` of parameters and gradients to torch's functions over lists, which take no
+      ``DTensor``, and gets states from `state_of`,
+    - makes collective calls in one order on all ranks, by `ParameterParts.every`, also on a rank that has no
+      part of anything.
+
+    Attributes:
+        parts: what everything that is updated is part of; known from `mindspeed_core.put_inside` on, before
+            the first state is made.
     """
 
     further: ClassVar[tuple[str, ...]] = ()
@@ -52,6 +68,7 @@ class DescribedOptimizer(torch.optim.Optimizer, ABC):
                 f"{type(self).__name__}.further: {', '.join(clashing)} have another meaning in checkpoints"
             )
         self.state_apart = False
+        self.parts = ParameterParts()
         super().__init__(param_groups, dict(defaults or {}))
 
     @abstractmethod
@@ -112,15 +129,58 @@ class DescribedOptimizer(torch.optim.Optimizer, ABC):
         for group in self.param_groups:
             group["step"] += 1
             for parameter in group["params"]:
-                own = local_part(parameter)
+                own = self.local_part(parameter)
                 if parameter.grad is not None and own.numel():
-                    self.update(own, local_part(parameter.grad), self._state_of(parameter), group)
+                    self.update(own, local_part(parameter.grad), self.state_of(parameter), group)
+
+    def local_part(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return what this rank has of a parameter, as `update` gets it: detached, in the same memory.
+
+        Args:
+            parameter: one of this optimizer's.
+        """
+        own = local_part(parameter)
+        setattr(own, _PART, self.parts.of(parameter))
+        return own
+
+    def part_of(self, parameter: torch.Tensor) -> ParameterPart:
+        """Return where a parameter, as this rank has it, lies in the model's.
+
+        Args:
+            parameter: one of this optimizer's, or what `new_state`, `update`, `describe` and `restore` get.
+        """
+        found: ParameterPart | None = getattr(parameter, _PART, None)
+        return self.parts.of(parameter) if found is None else found
+
+    def held(self, parameter: torch.Tensor) -> Holding:
+        """Return which ranks hold which ranges of a parameter; computed, nothing is exchanged.
+
+        Args:
+            parameter: one of this optimizer's, or one of the model's (`ParameterPart.parameter`).
+        """
+        return self.parts.held(parameter)
+
+    def state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """Return the state of a parameter, made where there is none.
+
+        Args:
+            parameter: one of this optimizer's.
+        """
+        state = self.state[parameter]
+        if not state or _UNFINISHED in state:
+            own = self.local_part(parameter)
+            new = self.new_state(own)
+            if state:
+                fresh = self.describe(own, new)
+                new = self.restore(own, {**{n: fresh[n].float() for n in self.further}, **state[_UNFINISHED]})
+            self.state[parameter] = state = new
+        return state
 
     def allocate(self) -> None:
         """Give every parameter its state, if it has none."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                self._state_of(parameter)
+                self.state_of(parameter)
 
     def described(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the state of a parameter in the form of checkpoints.
@@ -140,8 +200,8 @@ class DescribedOptimizer(torch.optim.Optimizer, ABC):
     @torch.no_grad()
     def kept(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return what `described` does, without the moments that are not kept."""
-        own = local_part(parameter)
-        found = self.describe(own, self._state_of(parameter))
+        own = self.local_part(parameter)
+        found = self.describe(own, self.state_of(parameter))
         kind = type(self).__name__
         unknown = sorted(set(found) - set(self.names))
         if unknown:
@@ -166,7 +226,7 @@ class DescribedOptimizer(torch.optim.Optimizer, ABC):
             parameter: one of this optimizer's.
             described: tensors by name, both moments among them; others than `names` are ignored.
         """
-        own = local_part(parameter)
+        own = self.local_part(parameter)
         loaded = {
             name: local_part(described[name]).to(own.device, torch.float32, copy=True).reshape(own.shape)
             for name in self.names
@@ -225,19 +285,9 @@ class DescribedOptimizer(torch.optim.Optimizer, ABC):
                 if MOMENTS[0] in state.get(index, {}):
                     self.take(parameter, state[index])
 
-    def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
-        state = self.state[parameter]
-        if not state or _UNFINISHED in state:
-            own = local_part(parameter)
-            new = self.new_state(own)
-            if state:
-                fresh = self.describe(own, new)
-                new = self.restore(own, {**{n: fresh[n].float() for n in self.further}, **state[_UNFINISHED]})
-            self.state[parameter] = state = new
-        return state
-
 
 _UNFINISHED = "loaded in part"
+_PART = "_parameter_part"
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ optimizer, which is Adam or SGD there. Here another takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from mindspeed_core.errors import CheckpointError, SessionError, UserError
 from mindspeed_core.megatron import main_parameters
 from mindspeed_core.megatron.described_optimizer import MOMENTS, DescribedOptimizer
 from mindspeed_core.megatron.main_parameters import MainParameterOptimizer
+from mindspeed_core.megatron.parameter_parts import parts_of
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -28,7 +29,13 @@ _HOSTED = (FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimize
 
 
 def put_inside(
-    session: Session, optimizer: Any, make: Callable[[list[dict[str, Any]]], Inner], *, owner: str
+    session: Session,
+    optimizer: Any,
+    make: Callable[[list[dict[str, Any]]], Inner],
+    *,
+    owner: str,
+    model: Iterable[Any] = (),
+    pg: Any = None,
 ) -> list[Inner]:
     """Put optimizers of another kind in the place of those inside a megatron-core optimizer.
 
@@ -42,6 +49,8 @@ def put_inside(
         make: from groups of parameters to the optimizer, for instance the class; called once per optimizer
             that megatron-core chains. Not called on a rank whose pipeline stage trains nothing.
         owner: the feature's name.
+        model: what the stage got; a rule finds the names of parameters in its parts then.
+        pg: what the stage got; a rule finds tensor-parallel groups in its parts then.
 
     Returns:
         The new ones.
@@ -55,6 +64,7 @@ def put_inside(
     for part in hosting:
         _check(part, owner)
     found: list[Inner] = []
+    chunks = list(model)
     for part in hosting:
         former = part.optimizer
         inner = make(former.param_groups)
@@ -67,6 +77,7 @@ def put_inside(
             session.instances.set(owner, part, attribute, value)
         if isinstance(inner, MainParameterOptimizer) and main_parameters.holds_16_bit_parameters(part):
             _hand_over(session, part, inner, former, owner)
+        inner.parts = parts_of(part, inner.param_groups, chunks, pg)
         found.append(inner)
     keeping = [inner for inner in found if isinstance(inner, MainParameterOptimizer)]
     if keeping and hosting[0].config.bf16 | hosting[0].config.fp16:

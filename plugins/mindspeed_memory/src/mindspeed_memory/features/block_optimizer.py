@@ -18,7 +18,9 @@ class BlockOptimizer(Feature):
     name = "block-optimizer"
     family = "memory"
     summary = "Update parameters in windows for features that move optimizer state"
-    requires = (Requirement(flag="--optimizer", equals="adam", reason="the update is AdamW's"),)
+    requires = (
+        Requirement(flag="--optimizer", one_of=("adam", "fused_adam"), reason="the update is AdamW's"),
+    )
     conflicts = (
         Conflict(flag="--use-precision-aware-optimizer", reason=_WHERE),
         Conflict(flag="--optimizer-cpu-offload", reason=_WHERE),

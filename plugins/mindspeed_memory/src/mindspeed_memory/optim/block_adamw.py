@@ -3,8 +3,7 @@
 Each window is brought onto the device in float32, updated by torch's own AdamW, and brought back. So a main
 parameter may be a float32 number or the weight with 16 further bits, moments may lie on the device, on the
 host or compressed, and 16-bit gradients are made float32 for as long as a window takes. AdamW works element
-by
-element: the numbers are those of torch's optimizer over whole parameters.
+by element: the numbers are those of torch's optimizer over whole parameters.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ from mindspeed_memory.optim.windows import Piece, Window, cut, windows
 
 MAIN, RESIDUAL, TIES = "main", "residual", "ties"
 """Keys of a state beside the moments: the float32 value; its lower half, and ties that were rounded up."""
+AdamKernel = Callable[..., None]
+"""Updates lists of parameters, gradients and both moments in place, with ``step`` (from 1) and ``group``."""
 _FIRST, _SECOND = MOMENTS
 _NO_SIGN = 0x7FFFFFFF
 
@@ -64,6 +65,7 @@ class BlockAdamW(MainParameterOptimizer):
         place: Device,
         *,
         decoupled: bool = True,
+        kernel: AdamKernel | None = None,
     ) -> None:
         """Take megatron-core's groups of parameters.
 
@@ -72,10 +74,13 @@ class BlockAdamW(MainParameterOptimizer):
             options: forms.
             place: where state lives between steps.
             decoupled: weight decay is AdamW's; otherwise it is added to the gradient, as in Adam.
+            kernel: what computes the update of a window; None for torch's function, which ``decoupled``
+                chooses.
         """
         self.options = options
         self.place = place
         self._rule = adamw if decoupled else adam
+        self._kernel = kernel
         self._transfers: Transfers | None = None
         super().__init__(param_groups)
 
@@ -119,7 +124,7 @@ class BlockAdamW(MainParameterOptimizer):
     def main_parameter(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return the float32 value of a parameter, in its shape; not to be changed."""
         self.settle()
-        own, state = local_part(parameter), self._state_of(parameter)
+        own, state = local_part(parameter), self.state_of(parameter)
         if MAIN in state:
             return state[MAIN].whole().view(own.shape)
         if RESIDUAL not in state:
@@ -133,7 +138,7 @@ class BlockAdamW(MainParameterOptimizer):
     def take_main_parameter(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
         """Set the float32 value of a parameter, and the parameter with it."""
         self.settle()
-        own, state, value = local_part(parameter), self._state_of(parameter), local_part(value)
+        own, state, value = local_part(parameter), self.state_of(parameter), local_part(value)
         if RESIDUAL not in state:
             own.copy_(value.view(own.shape))
             if MAIN in state:
@@ -178,7 +183,7 @@ class BlockAdamW(MainParameterOptimizer):
     def take(self, parameter: torch.Tensor, described: Mapping[str, torch.Tensor]) -> None:
         """Overwrite the moments of a parameter."""
         self.settle()
-        state = self._state_of(parameter)
+        state = self.state_of(parameter)
         for name in MOMENTS:
             if name not in described:
                 continue
@@ -189,7 +194,8 @@ class BlockAdamW(MainParameterOptimizer):
                 _set_signs(value, up)
             state[name].put(value)
 
-    def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
+    def state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """Return the state of a parameter, made where there is none."""
         state = self.state[parameter]
         if _FIRST not in state:
             # A copy that was taken over stays.
@@ -197,7 +203,7 @@ class BlockAdamW(MainParameterOptimizer):
         return state
 
     def _new_beside(self, parameter: torch.Tensor, held: Mapping[str, Any]) -> dict[str, Any]:
-        own = local_part(parameter)
+        own = self.local_part(parameter)
         if MAIN not in held:
             return self.new_state(own)
         return {name: self.place.zeros(name, own.numel(), own.device) for name in MOMENTS}
@@ -241,7 +247,7 @@ class BlockAdamW(MainParameterOptimizer):
         """Return the ranges of a window that lie on the host, by the number of the parameter and the name."""
         found = {}
         for piece in job.window:
-            for name, kept in self._state_of(job.parameters[piece.index]).items():
+            for name, kept in self.state_of(job.parameters[piece.index]).items():
                 if isinstance(kept, Plain) and kept.on_host:
                     found[piece.index, name] = kept.tensor[piece.start : piece.stop]
         return found
@@ -267,7 +273,7 @@ class BlockAdamW(MainParameterOptimizer):
         self, batch: _Batch, parameter: torch.Tensor, piece: Piece, staged: Mapping[str, torch.Tensor]
     ) -> None:
         """Add a range of a parameter to what AdamW is called with."""
-        own, state = local_part(parameter), self._state_of(parameter)
+        own, state = local_part(parameter), self.state_of(parameter)
         gradient = self.gradient_of(parameter)
         assert gradient is not None
         batch.gradients.append(
@@ -297,6 +303,9 @@ class BlockAdamW(MainParameterOptimizer):
         return values
 
     def _call(self, group: Mapping[str, Any], batch: _Batch) -> None:
+        if self._kernel is not None:
+            self._kernel(batch.mains, batch.gradients, *batch.moments, step=group["step"], group=group)
+            return
         before = float(group["step"] - 1)
         self._rule(
             batch.mains,

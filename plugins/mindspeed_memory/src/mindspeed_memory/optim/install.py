@@ -27,7 +27,7 @@ class InnerOptimizers:
 
 
 def install(session: Session, optimizer: Any, options: BlockOptions, pg: Any, owner: str) -> None:
-    """Put a block-wise AdamW in the place of each Adam.
+    """Put a block-wise AdamW in the place of each Adam, torch's or one that has an ``adam_kernel``.
 
     Args:
         session: the session.
@@ -39,12 +39,14 @@ def install(session: Session, optimizer: Any, options: BlockOptions, pg: Any, ow
     Raises:
         UserError: what is there computes other numbers.
     """
-    decoupled = {_is_decoupled(inner, owner) for inner in _inner(optimizer)}
+    former = _inner(optimizer)
+    decoupled = {_is_decoupled(inner, owner) for inner in former}
+    kernel = next((inner.adam_kernel for inner in former if hasattr(inner, "adam_kernel")), None)
     place = _place(session.platform, options, pg)
     session.state(InnerOptimizers).found = put_inside(
         session,
         optimizer,
-        lambda groups: BlockAdamW(groups, options, place, decoupled=decoupled == {True}),
+        lambda groups: BlockAdamW(groups, options, place, decoupled=decoupled == {True}, kernel=kernel),
         owner=owner,
     )
 
@@ -64,6 +66,9 @@ def _inner(optimizer: Any) -> list[Any]:
 
 
 def _is_decoupled(inner: Any, owner: str) -> bool:
+    if hasattr(inner, "adam_kernel"):
+        # Adam by another kernel, of another feature: it says itself which of the two rules it computes.
+        return bool(inner.decoupled)
     if type(inner) is torch.optim.AdamW:
         return True
     if type(inner) is torch.optim.Adam:

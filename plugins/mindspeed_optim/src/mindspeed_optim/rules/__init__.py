@@ -1,0 +1,1 @@
+"""The update rules, each a `mindspeed_core.DescribedOptimizer`."""
