@@ -256,7 +256,8 @@ class _Shares(Sequence[tuple[int, int]]):
         if not -self._ranks <= rank < self._ranks:
             raise IndexError(rank)
         first = rank % self._ranks * self._share - self._begin
-        return tuple(min(max(border, 0), self._size) for border in (first, first + self._share))
+        start, stop = (min(max(border, 0), self._size) for border in (first, first + self._share))
+        return (start, stop) if start < stop else (0, 0)
 
 
 def _held_by_megatron_fsdp(hosting: Any, part: Any) -> Holding:
