@@ -136,7 +136,8 @@ class MuonOptimizer(Feature):
                 f"{args.num_distributed_optimizer_instances}: shards of a matrix meet within one instance; leave "
                 "it at 1"
             )
-        groups = getattr(args, "num_query_groups", None) or getattr(args, "num_attention_heads", None)
+        grouped = getattr(args, "group_query_attention", True)
+        groups = getattr(args, "num_query_groups" if grouped else "num_attention_heads", None)
         few = bool(groups) and groups < args.tensor_model_parallel_size
         if few and options.split_qkv and options.tp_mode != DUPLICATED:
             problems.append(
