@@ -1,8 +1,8 @@
 """Measure the update rules of mindspeed-optim: launches, bytes of state, and what Muon sends.
 
-``python benchmarks/optimizers.py [launches] [state] [moved]`` runs the parts named, or all of them. Launches and
-bytes are counted and hold on every machine; the time of an update is this machine's, both sides of it measured
-in one run.
+``python benchmarks/optimizers.py [launches] [state] [moved]`` runs the parts named, or all of them. Launches
+and bytes are counted and hold on every machine; the time of an update is this machine's, both sides of it
+measured in one run.
 """
 
 from __future__ import annotations

@@ -70,7 +70,9 @@ def test_a_resumed_run_goes_on_exactly(trained, name):
     runs = trained[name]
     assert [*runs["first"], *runs["resumed"]] == runs["whole"]
     assert len(runs["whole"]) == 4
-    assert {line["rule"] for line in runs["whole"]} == {KINDS.index("FusedAdamW" if name == "fused" else "Muon")}
+    assert {line["rule"] for line in runs["whole"]} == {
+        KINDS.index("FusedAdamW" if name == "fused" else "Muon")
+    }
 
 
 @pytest.mark.parametrize("name", RULES)

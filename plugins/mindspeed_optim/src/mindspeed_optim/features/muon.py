@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
 from mindspeed_optim.features.muon_proofs import MUON_PROOFS
 from mindspeed_optim.muon.options import (
     BLOCKWISE,
@@ -95,7 +95,9 @@ class MuonOptimizer(Feature):
         ),
         Conflict(feature="unaligned-linear", reason=_UNEVEN),
         Conflict(feature="tp-2d", reason="a grid of ranks cuts matrices in both dimensions"),
-        Conflict(feature="pp-chimera", reason="copies of a pipeline stage share shards in an order of their own"),
+        Conflict(
+            feature="pp-chimera", reason="copies of a pipeline stage share shards in an order of their own"
+        ),
         Conflict(
             feature="moe-expert-placement",
             reason="experts that move take both moments of Adam along",
@@ -107,7 +109,7 @@ class MuonOptimizer(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify: tuple[Scenario, ...] = MUON_PROOFS
+    verify = MUON_PROOFS
 
     @classmethod
     def presets(cls, args: Namespace) -> Mapping[str, Any]:
@@ -133,8 +135,8 @@ class MuonOptimizer(Feature):
         if getattr(args, "num_distributed_optimizer_instances", 1) > 1:
             problems.append(
                 f"--optimizer {args.optimizer} with --num-distributed-optimizer-instances "
-                f"{args.num_distributed_optimizer_instances}: shards of a matrix meet within one instance; leave "
-                "it at 1"
+                f"{args.num_distributed_optimizer_instances}: shards of a matrix meet within one instance; "
+                "leave it at 1"
             )
         grouped = getattr(args, "group_query_attention", True)
         groups = getattr(args, "num_query_groups" if grouped else "num_attention_heads", None)
@@ -142,8 +144,8 @@ class MuonOptimizer(Feature):
         if few and options.split_qkv and options.tp_mode != DUPLICATED:
             problems.append(
                 f"--muon-tp-mode {options.tp_mode} splits q, k and v on each of "
-                f"{args.tensor_model_parallel_size} tensor-parallel ranks, which share {groups} groups of heads; "
-                "use --muon-tp-mode duplicated, or --muon-no-split-qkv"
+                f"{args.tensor_model_parallel_size} tensor-parallel ranks, which share {groups} groups of "
+                "heads; use --muon-tp-mode duplicated, or --muon-no-split-qkv"
             )
         return problems
 
@@ -153,9 +155,9 @@ class MuonOptimizer(Feature):
         if args.tensor_model_parallel_size == 1 or muon_options(args).tp_mode != BLOCKWISE:
             return ()
         return (
-            f"--muon-tp-mode {BLOCKWISE} orthogonalizes each tensor-parallel rank's part of a matrix by itself: "
-            "another --tensor-model-parallel-size trains another model; duplicated and distributed do not depend "
-            "on it",
+            f"--muon-tp-mode {BLOCKWISE} orthogonalizes each tensor-parallel rank's part of a matrix by "
+            "itself: another --tensor-model-parallel-size trains another model; duplicated and distributed do "
+            "not depend on it",
         )
 
     @hookimpl(wrapper=True)

@@ -82,19 +82,21 @@ class ZeroStage(Feature):
             ("--use-torch-fsdp2", args.use_torch_fsdp2 and stage < 2),
         ]
         problems = [
-            f"--zero-stage {stage} shards less than {flag}; leave one of the two out" for flag, more in said if more
+            f"--zero-stage {stage} shards less than {flag}; leave one of the two out"
+            for flag, more in said
+            if more
         ]
         strategy = args.data_parallel_sharding_strategy
         if stage > 1 and args.use_megatron_fsdp and strategy != _STRATEGIES[stage]:
             problems.append(
-                f"--zero-stage {stage} means --data-parallel-sharding-strategy {_STRATEGIES[stage]}, and it is "
-                f"{strategy}; leave one of the two out"
+                f"--zero-stage {stage} means --data-parallel-sharding-strategy {_STRATEGIES[stage]}, and it "
+                f"is {strategy}; leave one of the two out"
             )
         if stage > 1 and args.pipeline_model_parallel_size > 1:
             problems.append(
                 f"--zero-stage {stage} with --pipeline-model-parallel-size "
-                f"{args.pipeline_model_parallel_size}: gradients would be reduced with every micro-batch; use "
-                "--zero-stage 1"
+                f"{args.pipeline_model_parallel_size}: gradients would be reduced with every micro-batch; "
+                "use --zero-stage 1"
             )
         return problems
 
@@ -109,7 +111,8 @@ class QuantGrads(Feature):
     requires = (
         Requirement(flag="--bf16", reason="a model in float32 has float32 gradients"),
         Requirement(
-            flag="--use-distributed-optimizer", reason="a sum in float32 is made of shards, which it reduces to"
+            flag="--use-distributed-optimizer",
+            reason="a sum in float32 is made of shards, which it reduces to",
         ),
     )
     conflicts = (
@@ -159,6 +162,6 @@ class QuantGrads(Feature):
         if not batch or not micro or not ranks or batch // (micro * ranks) <= _MANY:
             return ()
         return (
-            f"--quant-grads sums {batch // (micro * ranks)} micro-batches in bfloat16, whose rounding grows with "
-            "their number; fewer, larger ones lose less",
+            f"--quant-grads sums {batch // (micro * ranks)} micro-batches in bfloat16, whose rounding grows "
+            "with their number; fewer, larger ones lose less",
         )

@@ -80,13 +80,13 @@ class Matrices:
             gather_first = options.tp_mode == DUPLICATED and few
             if few and not gather_first:
                 raise UserError(
-                    f"--muon-tp-mode {options.tp_mode}: {part.name} has {config.num_query_groups} groups of heads, "
-                    f"fewer than the {part.tensor_parallel_group.size()} tensor-parallel ranks; use "
+                    f"--muon-tp-mode {options.tp_mode}: {part.name} has {config.num_query_groups} groups of "
+                    f"heads, fewer than the {part.tensor_parallel_group.size()} tensor-parallel ranks; use "
                     "--muon-tp-mode duplicated, or --muon-no-split-qkv"
                 )
             return Matrix(part, cut, *_by_groups(_group_sizes(config)), gather_first=gather_first)
         if options.split_gated and part.name.endswith("linear_fc1.weight") and config.gated_linear_unit:
-            return Matrix(part, cut, lambda whole: whole.chunk(2), torch.cat)
+            return Matrix(part, cut, lambda whole: whole.chunk(2), lambda pieces: torch.cat(list(pieces)))
         return Matrix(part, cut, lambda whole: (whole,), lambda pieces: pieces[0])
 
 
@@ -143,4 +143,6 @@ def _of_experts(experts: int, halves: int, shape: torch.Size, *, first: bool) ->
 def matrices_of(recognised: Matrices, parts: Iterable[ParameterPart]) -> Mapping[torch.Tensor, Matrix]:
     """Return the matrices among parameters, by the model's parameter, in the order of the parts."""
     found = ((part, recognised.of(part)) for part in parts)
-    return {part.parameter: matrix for part, matrix in found if matrix is not None and part.parameter is not None}
+    return {
+        part.parameter: matrix for part, matrix in found if matrix is not None and part.parameter is not None
+    }

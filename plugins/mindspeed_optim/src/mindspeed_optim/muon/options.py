@@ -116,8 +116,8 @@ def coefficients(kind: str, steps: int) -> Coefficients:
     if kind == "polar_express":
         if steps < len(found):
             raise ValueError(
-                f"--muon-num-ns-steps {steps}: the coefficients of {kind} take {len(found)} steps or more; give "
-                f"--muon-num-ns-steps {len(found)}, or another --muon-coefficient-type"
+                f"--muon-num-ns-steps {steps}: the coefficients of {kind} take {len(found)} steps or more; "
+                f"give --muon-num-ns-steps {len(found)}, or another --muon-coefficient-type"
             )
         return found + found[-1:] * (steps - len(found))
     if steps < 1 or steps % len(found):
