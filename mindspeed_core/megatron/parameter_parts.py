@@ -97,8 +97,8 @@ class ParameterParts:
             return ParameterPart(None, "", 0, tensor.numel(), tensor.shape)
         if tensor not in self._own:
             raise TypeError(
-                f"a tensor of {list(tensor.shape)} is none that the optimizer updates; ask with the parameter, "
-                "or with what DescribedOptimizer.local_part returned for it"
+                f"a tensor of {list(tensor.shape)} is none that the optimizer updates; ask with the "
+                "parameter, or with what DescribedOptimizer.local_part returned for it"
             )
         return self._own[tensor]
 

@@ -94,6 +94,7 @@ class FusedAdamWOptimizer(Feature):
             "selection", flags=(*PLAIN, "--optimizer-selection", SELECTIONS[0]), baseline=PLAIN, world_size=1
         ),
         resumed("resume", _RULE, SHARDED, TP2 + SHARDED),
+        as_adam("block-wise", *SHARDED, "--reuse-fp32-param", model=BF16, tolerance=1e-2),
     )
 
     @classmethod

@@ -156,8 +156,8 @@ class MuonOptimizer(Feature):
             return ()
         return (
             f"--muon-tp-mode {BLOCKWISE} orthogonalizes each tensor-parallel rank's part of a matrix by "
-            "itself: another --tensor-model-parallel-size trains another model; duplicated and distributed do "
-            "not depend on it",
+            "itself: another --tensor-model-parallel-size trains another model; duplicated and distributed "
+            "do not depend on it",
         )
 
     @hookimpl(wrapper=True)

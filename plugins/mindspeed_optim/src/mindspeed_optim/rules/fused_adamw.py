@@ -44,7 +44,8 @@ def fused_kernel(
     kernel(
         parameters,
         gradients,
-        *moments,
+        list(moments[0]),
+        list(moments[1]),
         [],
         [count] * len(parameters),
         lr=group["lr"],
