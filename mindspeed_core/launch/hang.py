@@ -108,6 +108,19 @@ class Pulses:
         self._last: dict[int, Pulse] = {}
         self._heard: dict[int, float] = {}
         self._rest: dict[int, bytes] = {}
+        self._looked: float | None = None
+
+    def look(self) -> None:
+        """Note that this process looks again: what it missed while it was stopped itself is no silence.
+
+        Ranks that were stopped with it may need a moment longer until they speak.
+        """
+        now, period = time.monotonic(), self.period
+        if period is not None and self._looked is not None:
+            missed = now - self._looked - period
+            if missed > period:
+                self._heard = {rank: min(now, heard + missed) for rank, heard in self._heard.items()}
+        self._looked = now
 
     def hear(self, rank: int, data: bytes) -> None:
         """Take what came from a rank."""
