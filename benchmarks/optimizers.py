@@ -26,7 +26,7 @@ AT_MOST = 0.35
 """Allowed ratio of one launch to torch's loop."""
 FLOAT32 = 4
 PLAIN = ("--disable-bias-linear", "--normalization", "RMSNorm", "--position-embedding-type", "rope")
-ODD = ("--hidden-size", "60", "--ffn-hidden-size", "173", "--num-attention-heads", "4")
+ODD = ("--hidden-size", "56", "--ffn-hidden-size", "173", "--num-attention-heads", "4")
 """Sizes that neither blocks nor ranks divide."""
 SHARDED = ("--use-distributed-optimizer",)
 MUON = ("--optimizer", "muon", "--muon-fp32-matmul-prec", "high")
