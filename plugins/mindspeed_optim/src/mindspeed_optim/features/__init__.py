@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import HookApi
+from mindspeed_optim.features.cadam import CAdamOptimizer
+from mindspeed_optim.features.ema import EmaOptimizer
 from mindspeed_optim.features.fused_adamw import FusedAdamWOptimizer
+from mindspeed_optim.features.quant_states import QuantStates
 
 DECLARATIONS = (
     HookApi("1.3"),
     FusedAdamWOptimizer,
+    CAdamOptimizer,
+    EmaOptimizer,
+    QuantStates,
 )
 
-__all__ = ["DECLARATIONS", "FusedAdamWOptimizer"]
+__all__ = ["DECLARATIONS", "CAdamOptimizer", "EmaOptimizer", "FusedAdamWOptimizer", "QuantStates"]

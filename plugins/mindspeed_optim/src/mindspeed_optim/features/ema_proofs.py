@@ -1,0 +1,30 @@
+"""Proofs of averaged weights: weights train as with the fused kernel, and averages alike in every layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mindspeed_core.feature import Scenario
+from mindspeed_optim.features.layout_proofs import in_fsdp2, in_layouts, resumed_in
+from mindspeed_optim.features.proofs import PLAIN, SHARDED
+
+_EMA = ("--optimizer-selection", "fused_ema_adamw", "--ema-decay", "0.5")
+_COMPARED = ("losses", "gradients", "parameters", "optimizer state")
+
+
+def _with_state(scenario: Scenario) -> Scenario:
+    # Without the distributed optimizer the state of a tied weight is described on every stage that has it.
+    return replace(scenario, compare=_COMPARED)
+
+
+EMA_PROOFS = (
+    *map(_with_state, in_layouts(_EMA)),
+    in_fsdp2(_EMA),
+    *resumed_in(_EMA),
+    Scenario(
+        "as-adam",
+        flags=(*PLAIN, *SHARDED, *_EMA),
+        baseline=(*PLAIN, *SHARDED),
+        world_size=2,
+    ),
+)

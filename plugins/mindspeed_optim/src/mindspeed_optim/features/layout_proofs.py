@@ -1,0 +1,89 @@
+"""Layouts in which a rule that works element by element, or by blocks, trains as in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mindspeed_core.feature import Resume, Scenario
+from mindspeed_optim.features.proofs import (
+    EP2,
+    EXPERTS,
+    OVERLAPS,
+    PLAIN,
+    PP2,
+    SHARDED,
+    TP2,
+    against_one_process,
+)
+
+_INTERLEAVED = (*PP2, "--num-layers-per-virtual-pipeline-stage", "1")
+_CP2 = ("--context-parallel-size", "2")
+"""Of mindspeed-cp."""
+_FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
+_UNTIED = (*PLAIN, "--untie-embeddings-and-output-weights")
+
+
+def in_layouts(rule: tuple[str, ...], tolerance: float = 1e-5) -> tuple[Scenario, ...]:
+    """Return the proofs of a rule in every layout.
+
+    Args:
+        rule: flags of the rule.
+        tolerance: where gradients are added up in another order than in one process.
+    """
+    layouts = {
+        "distributed-optimizer": (*SHARDED,),
+        "tp2-sp": TP2,
+        "pp2": PP2,
+        "interleaved": _INTERLEAVED,
+        "cp2": (*_CP2, *SHARDED),
+    }
+    return (
+        *(against_one_process(name, rule, flags, tolerance=tolerance) for name, flags in layouts.items()),
+        against_one_process("tp2-dp2", rule, (*TP2, *SHARDED), ranks=4, tolerance=tolerance),
+        against_one_process(
+            "ep2", rule, (*EP2, *SHARDED), model=(*PLAIN, *EXPERTS), tolerance=tolerance
+        ),
+        against_one_process("recompute", rule, _FULL, ranks=1, tolerance=0.0),
+        *exactly_as(rule),
+    )
+
+
+def exactly_as(rule: tuple[str, ...]) -> tuple[Scenario, ...]:
+    """Return the proofs of pairs of layouts that train alike to the bit."""
+    bf16 = (*PLAIN, "--bf16")
+    return (
+        _as_other("dp2", rule, SHARDED, ()),
+        _as_other("overlaps", rule, OVERLAPS, SHARDED),
+        _as_other("bf16", rule, SHARDED, (), model=bf16),
+    )
+
+
+def in_fsdp2(rule: tuple[str, ...], tolerance: float = 1e-5) -> Scenario:
+    """Return the proof of a rule under fully sharded data parallelism."""
+    return against_one_process("fsdp2", rule, ("--use-torch-fsdp2",), model=_UNTIED, tolerance=tolerance)
+
+
+def resumed_in(rule: tuple[str, ...], tolerance: float = 1e-5) -> tuple[Scenario, ...]:
+    """Return the proofs that a run goes on from its checkpoint: exactly in its layout, and in three others."""
+    common = (*PLAIN, *rule, *SHARDED)
+    return tuple(
+        Scenario(
+            f"resume-{name}",
+            flags=common,
+            world_size=2,
+            tolerance=tolerance,
+            resume=Resume(flags=(*common, *layout), world_size=ranks),
+        )
+        for name, layout, ranks in (("tp2", TP2, 2), ("pp2", PP2, 2), ("one", (), 1))
+    )
+
+
+def _as_other(
+    name: str,
+    rule: tuple[str, ...],
+    layout: tuple[str, ...],
+    other: tuple[str, ...],
+    model: tuple[str, ...] = PLAIN,
+) -> Scenario:
+    found = against_one_process(name, rule, layout, model=model, tolerance=0.0)
+    return replace(found, baseline=(*found.baseline, *other), baseline_world_size=2)
