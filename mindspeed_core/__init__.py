@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from mindspeed_core.megatron.described_optimizer import DescribedOptimizer
     from mindspeed_core.megatron.inner_optimizer import put_inside
     from mindspeed_core.megatron.lr_schedule import SchedulePoint, follow_schedule
+    from mindspeed_core.megatron.parameter_parts import Holding, ParameterPart
     from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.registry import Registry
     from mindspeed_core.resolver.plan import Plan, PlanError
@@ -66,6 +67,7 @@ _MODULES = {
     "megatron.described_optimizer": "DescribedOptimizer",
     "megatron.inner_optimizer": "put_inside",
     "megatron.lr_schedule": "SchedulePoint follow_schedule",
+    "megatron.parameter_parts": "Holding ParameterPart",
     "platforms.platform": "Platform",
     "registry": "Registry",
     "resolver.plan": "Plan PlanError",
@@ -92,9 +94,11 @@ __all__ = [
     "Feature",
     "Flag",
     "Gain",
+    "Holding",
     "HookApi",
     "HostDeclaration",
     "Loss",
+    "ParameterPart",
     "Patch",
     "PatchError",
     "Plan",

@@ -338,6 +338,8 @@ class Gain:
 
 QUANTITIES = ("losses", "gradients", "parameters", "learning rates", "feature state", "optimizer state")
 """Quantities that a proof can compare, each in a form that does not depend on the layout."""
+LOADED = ("parameters", "feature state", "optimizer state")
+"""Those that a load brings back, before any step."""
 
 
 @dataclass(frozen=True)
@@ -347,11 +349,13 @@ class Resume:
     Attributes:
         flags: the whole command line of the other layout, the feature's flags included.
         world_size: processes of the other layout.
-        steps: training steps after the checkpoint.
+        steps: training steps after the checkpoint. 0 compares what was loaded: parameters, described
+            moments and the state of features right after the load; for continuations that differ by design.
         tolerance: allowed distance of the continuation in the layout that wrote the checkpoint; 0.0 demands
             bit equality.
         with_feature: the feature is active in the other layout too; False shows that its checkpoints are read
             without it, for instance those of a split sequence by a rank that has it whole.
+        warning: a part of a warning that loading in the other layout must give; empty for none.
     """
 
     flags: tuple[str, ...]
@@ -359,11 +363,12 @@ class Resume:
     steps: int = 2
     tolerance: float = 0.0
     with_feature: bool = True
+    warning: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flags", tuple(self.flags))
-        if self.world_size < 1 or self.steps < 1:
-            raise DeclarationError("Resume: world_size and steps are at least 1")
+        if self.world_size < 1 or self.steps < 0:
+            raise DeclarationError("Resume: world_size is at least 1, and steps at least 0")
 
 
 @dataclass(frozen=True)
@@ -436,7 +441,7 @@ class Scenario:
         """Return the names out of `QUANTITIES` that this proof compares."""
         names = self.compare
         if not names and self.resume is not None:
-            names = QUANTITIES
+            names = QUANTITIES if self.resume.steps else LOADED
         if not names:
             names = (*QUANTITIES[:3], *(("feature state",) if self.same_feature else ()))
         return tuple(name for name in names if name != "gradients" or self.compare_gradients)

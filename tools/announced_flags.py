@@ -69,9 +69,7 @@ ANNOUNCED_FLAGS = {
     "mindspeed-optim": """
         --optimizer-selection --ema-decay --quant-states --quant-grads --muon-momentum --muon-no-split-qkv
         --muon-nesterov --muon-scale-mode --muon-fp32-matmul-prec --muon-coefficient-type
-        --muon-num-ns-steps --muon-tp-mode --muon-extra-scale-factor --muon-scalar-optimizer --zero-stage
-        --layerzero --layerzero-config --param-and-grad-buffer-pad
-        --reset-bucket-group-order""",
+        --muon-num-ns-steps --muon-tp-mode --muon-extra-scale-factor --muon-scalar-optimizer --zero-stage""",
     "mindspeed-profile": """
         --profile-level --profile-with-cpu --profile-with-stack --profile-with-memory --profile-record-shapes
         --profile-save-path --profile-export-type --profile-aic-metrics --profile-analyse --op-cal-tflops
@@ -111,7 +109,7 @@ ANNOUNCED_FEATURES = {
     "mindspeed-memory": """recompute-activation recompute-norm recompute-in-bubble recompute-in-advance
         reuse-fp32-param release-fp32-grad swap-attention swap-layer-input smart-swap swap-optimizer
         virtual-optimizer adaptive-recompute memory-fragmentation compress-activation compress-optimizer""",
-    "mindspeed-optim": "opt-fused-adamw opt-ema opt-cadam opt-quant-states opt-quant-grads opt-muon zero",
+    "mindspeed-optim": "opt-fused-adamw opt-ema opt-cadam opt-quant-states opt-quant-grads opt-muon opt-zero",
     "mindspeed-profile": "profile tflops step-breakdown comm-bytes npu-datadump monitor",
     "mindspeed-tune": "auto-settings auto-parallel",
     "mindspeed-models": "llm-models llm-instruction-data llm-variable-length llm-lora llm-generate",

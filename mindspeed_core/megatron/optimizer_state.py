@@ -297,30 +297,39 @@ def _keep_moments_sharded(inner: Any) -> None:
 
 
 def _warn_of_moments_that_were_not_saved(inner: Any) -> None:
-    """Say on rank 0 that a moment starts from zeros in the midst of a training."""
+    """Say on rank 0 that a moment starts from zeros in the midst of a training.
+
+    An optimizer may have kept both moments of some parameters, and one of others.
+    """
     holders = [*inner.optimizer.state.values(), *inner.optimizer.param_groups]
     count = max((int(holder["step"]) for holder in holders if "step" in holder), default=0)
     if count == 0 or dist.get_rank() != 0:
         return
+    found = [_moments(inner, parameter) for parameter in _parameters(inner) if parameter.numel()]
+    filled = [{name for name, tensor in moments.items() if tensor.any()} for moments in found]
     for name in MOMENTS:
-        held = [tensor for parameter in _parameters(inner) for tensor in _moment(inner, parameter, name)]
-        if held and not any(tensor.any() for tensor in held):
+        held = [names for names, moments in zip(filled, found) if name in moments]
+        lacking = [names for names in held if name not in names]
+        # All of both may be zero in a parameter that has had no gradient.
+        if lacking and (len(lacking) == len(held) or any(lacking)):
             logger.warning(
-                "the optimizer that wrote the checkpoint kept no %s: after %d updates %s starts it from "
+                "the optimizer that wrote the checkpoint kept no %s%s: after %d updates %s starts it from "
                 "zeros, and its next updates are of another size; --no-load-optim starts all of its state "
                 "anew",
                 name,
+                "" if len(lacking) == len(held) else f" of {sum(map(bool, lacking))} of {len(held)} parameters",
                 count,
                 type(inner.optimizer).__name__,
             )
 
 
-def _moment(inner: Any, parameter: torch.Tensor, name: str) -> list[torch.Tensor]:
+def _moments(inner: Any, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the moments of a parameter that an optimizer has, as this rank has them."""
     if isinstance(inner.optimizer, DescribedOptimizer):
         state = inner.optimizer.kept(parameter)
     else:
         state = inner.optimizer.state.get(parameter, {})
-    return [local_part(state[name])] if name in state and parameter.numel() else []
+    return {name: local_part(state[name]) for name in MOMENTS if name in state}
 
 
 def _name_the_step_of_an_unused_optimizer(state: Any) -> None:

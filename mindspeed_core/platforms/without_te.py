@@ -2,7 +2,8 @@
 
 Its guarded imports leave some names unbound that later code tests for ``None``. Every platform adds them, as
 ``None``, so that the code takes the branch it has for that case. Others are bound to stand-ins, and the code
-believes that TransformerEngine is there. A checkpoint that drops its output needs it for no reason. Repairs
+believes that TransformerEngine is there. The norm of gradients, which TransformerEngine brings, is taken one
+tensor after the other without it. A checkpoint that drops its output needs it for no reason. Repairs
 of what such a checkpoint meets, and of megatron-core's own offloading, stand beside them.
 """
 
@@ -14,6 +15,13 @@ from mindspeed_core.feature import Patch
 
 _OFFLOAD = "megatron.core.pipeline_parallel.fine_grained_activation_offload:ChunkOffloadHandler"
 PATCHES = (
+    Patch(
+        target="megatron.core.optimizer.clip_grads:l2_norm_impl",
+        new="mindspeed_core.megatron.tensor_norms:with_one_wait",
+        kind="wrap",
+        required=False,
+        reason="waits for the device once for each shard of a gradient",
+    ),
     Patch(
         target="megatron.core.transformer.moe.moe_utils:te_general_gemm",
         new=None,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from typing import Any
 
 from mindspeed_core.feature import Resume, Scenario
-from mindspeed_core.testing.compare import Comparison
+from mindspeed_core.testing.compare import Comparison, Difference
 from mindspeed_core.testing.compare_sides import Compared, compare_sides
 from mindspeed_core.testing.training import Checkpoint, SideResult, train_side
 
@@ -48,7 +49,14 @@ def train_and_resume(
             prefix=f"{name}: ",
         )
         parts.append(found)
+        if side is other and not _warned(resume, other):
+            detail = f"does not warn of {resume.warning!r}; it warns: {list(other.warnings) or 'nothing'}"
+            parts.append(Comparison(0.0, (Difference(name, "load", math.inf, detail, within=False),)))
         compared.append(
             Compared(f"resumed on {side.layout}", f"uninterrupted on {whole.layout}", tolerance, counts)
         )
     return Comparison.of(parts, scenario.tolerance), tuple(compared), (whole, same, other)
+
+
+def _warned(resume: Resume, side: SideResult) -> bool:
+    return not resume.warning or any(resume.warning in text for text in side.warnings)

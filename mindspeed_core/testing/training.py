@@ -7,10 +7,11 @@ on further ones still, so that no measurement shows in another.
 from __future__ import annotations
 
 import gc
+import logging
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,7 @@ class RankRecord:
     step_seconds: tuple[float, ...]
     calls: tuple[OrderedCall, ...] = ()
     platform: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class SideResult:
         metrics: what features recorded with ``run.metrics`` in the measured step, reduced.
         blocked: ranks that a device's backend would never let go on, a line each.
         platform: name of the platform that it ran on.
+        warnings: logged on rank 0 while the run was set up, and its checkpoint loaded.
     """
 
     features: tuple[str, ...]
@@ -144,6 +147,7 @@ class SideResult:
     metrics: Mapping[str, float]
     blocked: tuple[str, ...] = ()
     platform: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def train_side(
@@ -242,7 +246,8 @@ def train_rank(request: SideRequest) -> RankRecord:
     )
     try:
         buffers = HostBuffers(session.platform, session.instances)
-        run = interface.setup(session)
+        with _logged_warnings() as warnings:
+            run = interface.setup(session)
         if request.initial is not None:
             load_canonical(run, request.initial, may_lack=request.extra_parameters)
         session.call("start_run", run=run)
@@ -272,12 +277,27 @@ def train_rank(request: SideRequest) -> RankRecord:
             step_seconds=seconds,
             calls=tuple(map(OrderedCall.of, log.calls)),
             platform=session.platform.name,
+            warnings=tuple(warnings),
         )
         interface.teardown(session)
         return record
     finally:
         session.close()
         rules.close()
+
+
+@contextmanager
+def _logged_warnings() -> Iterator[list[str]]:
+    """Collect the texts of warnings that the project logs in this block."""
+    texts: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("mindspeed_core")
+    logger.addHandler(handler)
+    try:
+        yield texts
+    finally:
+        logger.removeHandler(handler)
 
 
 def _reach(steps: _Steps, checkpoint: Checkpoint | None) -> None:
@@ -445,6 +465,7 @@ def joined_ranks(ranks: Sequence[RankRecord]) -> SideResult:
         metrics=first.measured.metrics,
         blocked=tuple(waiting_for_ever({rank: record.calls for rank, record in enumerate(ranks)})),
         platform=first.platform,
+        warnings=first.warnings,
     )
 
 

@@ -140,6 +140,11 @@ NOTED_FLAGS: tuple[Verdict, ...] = (
             "`tokenizer.json` is read by the fast library; there is no slow one": "--tokenizer-not-use-fast",
             "--log-throughput counts operations from the model's sizes": "--op-cal-tflops",
             "how caches and indices are shared is found out": "--no-shared-storage",
+            "buckets of gradients are padded as megatron-core pads them; no number depends on it": (
+                "--param-and-grad-buffer-pad"
+            ),
+            "parameters are gathered in the order in which megatron-core built its buckets; no number "
+            "depends on it": "--reset-bucket-group-order",
         },
     ),
     *noted(MINDSPEED, {"one framework: torch": "--ai-framework"}, values=("pytorch", "torch")),

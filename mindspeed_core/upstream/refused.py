@@ -193,8 +193,10 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 LEAVE_OUT,
                 "--use-ema --ema-decay",
             ),
-            "sharded parameters of this kind belong to the package mindspeed-optim, which is not published "
-            "yet": ("use --use-torch-fsdp2", "--enable-zero3 --layerzero*"),
+            "parameters are sharded over all data-parallel ranks, and not over groups of them": (
+                "use --use-torch-fsdp2",
+                "--enable-zero3 --layerzero*",
+            ),
             "attention has biases without --disable-bias-linear, or in query, key and value alone with "
             "--add-qkv-bias": ("use one of these", "--add-dense-bias"),
         },

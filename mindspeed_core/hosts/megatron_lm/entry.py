@@ -116,7 +116,10 @@ def around_validate_args(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(args, *rest, **named)
 
         def validate(given: Any) -> Any:
-            result = original(given, *rest, **named)
+            from mindspeed_core.hosts.megatron_lm.flag_ownership import standing_in
+
+            with standing_in(now.session, given):
+                result = original(given, *rest, **named)
             return given if result is None else result
 
         with _reported():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.megatron.brought_choices import STAND_INS, bringing
@@ -49,6 +50,25 @@ def stand_in(session: Session) -> None:
             setattr(args, dest, value)
     if kept:
         session.args = SeenByFeatures(args, kept)
+
+
+@contextmanager
+def standing_in(session: Session, args: Namespace) -> Iterator[None]:
+    """Show Megatron-LM's validation, in this block, values that it knows; its optimizers are refused otherwise.
+
+    Its own Muon excludes the distributed optimizer, and a feature's need not.
+    """
+    kept = {
+        dest: getattr(args, dest) for option, (dest, _) in STAND_INS.items() if bringing(session, option)
+    }
+    for dest, value in STAND_INS.values():
+        if dest in kept:
+            setattr(args, dest, value)
+    try:
+        yield
+    finally:
+        for dest, value in kept.items():
+            setattr(args, dest, value)
 
 
 def leave_to_features(session: Session, run: Run) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _NORM = Patch(
     target="megatron.core.optimizer.clip_grads:l2_norm_impl",
-    new="mindspeed_core.platforms.fake.norms:l2_norm",
+    new="mindspeed_core.megatron.tensor_norms:l2_norm",
     reason="makes a tensor from a list of numbers, which do not exist",
 )
 COUNTED = "bytes of tensors, counted"

@@ -223,8 +223,8 @@ REFUSALS: tuple[Refusal, ...] = (
     *_refused(
         "muon_momentum muon_split_qkv muon_use_nesterov muon_scale_mode muon_fp32_matmul_prec "
         "muon_num_ns_steps muon_tp_mode muon_extra_scale_factor",
-        "megatron-core's Muon needs the package emerging_optimizers",
-        "use --optimizer adam or sgd",
+        "megatron-core's Muon needs the package emerging_optimizers, and no other one is active",
+        "use --optimizer muon of the package mindspeed-optim, or leave it out",
     ),
     *_refused("hybrid_context_parallel max_seqlen_per_dp_cp_rank", "it needs a data loader of its own"),
     *_refused("enable_autocast", "parameters are cast as a whole", "use --bf16 or --fp16"),

@@ -22,11 +22,11 @@ _ELSEWHERE = "the update is made elsewhere then; drop one of the two"
 
 
 class FusedAdam(KernelFeature):
-    """AdamW in one launch, and the norm of gradients with one wait."""
+    """AdamW in one launch, and the scaling of gradients in one."""
 
     name = "fused-adam"
-    summary = "Update all parameters with one AdamW launch; sync once for the gradient norm"
-    flags = (Flag("--use-fused-adam", help="Torch's fused AdamW; one wait for the gradient norm."),)
+    summary = "Update all parameters with one AdamW launch, and scale gradients in one"
+    flags = (Flag("--use-fused-adam", help="Torch's fused AdamW, and gradients scaled in one launch."),)
     requires = (Requirement(flag="--optimizer", equals="adam", reason="the fused update is Adam's"),)
     conflicts = (
         Conflict(flag="--optimizer-cpu-offload", reason=_ELSEWHERE),
@@ -36,13 +36,6 @@ class FusedAdam(KernelFeature):
     slots = ("optimizer",)
     modes = ("train",)
     patches = (
-        Patch(
-            target=f"{_CLIPPING}:l2_norm_impl",
-            new="mindspeed_kernels.modules.fused_adam:with_one_wait",
-            kind="wrap",
-            reason="a function that megatron-core chooses when it is imported; nobody hands it in",
-            versions=_VERSIONS,
-        ),
         Patch(
             target=f"{_CLIPPING}:multi_tensor_scale_impl",
             new="mindspeed_kernels.modules.fused_adam:with_one_launch",

@@ -1,8 +1,8 @@
-"""AdamW in one launch over all parameters, and the norm of gradients with one wait for the device.
+"""AdamW in one launch over all parameters, and the scaling of gradients in one.
 
 Torch's fused kernel reads and writes each number once; its default passes over them a dozen times and makes
-temporary copies. megatron-core's norm, where neither TransformerEngine nor Apex is installed, waits for the
-device once per tensor.
+temporary copies. megatron-core scales gradients one after the other, where neither TransformerEngine nor Apex
+is installed.
 """
 
 from __future__ import annotations
@@ -80,26 +80,6 @@ def _own_counts(inner: Any) -> None:
         elif count.device != parameter.device or count.dtype != torch.float32 or id(count) in seen:
             state["step"] = count.to(parameter.device, torch.float32, copy=True)
         seen.add(id(state["step"]))
-
-
-def with_one_wait(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap megatron-core's norm of a list of tensors; what TransformerEngine or Apex brings stays."""
-    if original is not megatron_utils.local_multi_tensor_l2_norm:
-        return original
-
-    def l2_norm(
-        chunk_size: int,
-        noop_flag: Tensor,
-        tensor_lists: Sequence[Sequence[Tensor]],
-        per_tensor: bool,
-        *_: Any,
-    ) -> tuple[Tensor, None]:
-        """Return the norm of all tensors, ``[1]`` float32, equal to megatron-core's to the last bit."""
-        norms = torch.stack([torch.norm(tensor) for tensors in tensor_lists for tensor in tensors])
-        together = torch.norm(norms.cpu().view(len(tensor_lists), -1))
-        return together.float().reshape(1).to(norms.device), None
-
-    return l2_norm
 
 
 def with_one_launch(original: Callable[..., Any]) -> Callable[..., Any]:
