@@ -74,7 +74,9 @@ def prepared(folder: Path) -> list[str]:
     write_corpus(folder / "corpus")
     prefix = str(folder / "text")
     program = [sys.executable, "-m", "mindspeed_core.train", "prepare-text", str(folder / "corpus")]
-    subprocess.run([*program, "--output-prefix", prefix, "--vocab-size", "1024"], check=True, capture_output=True)
+    subprocess.run(
+        [*program, "--output-prefix", prefix, "--vocab-size", "1024"], check=True, capture_output=True
+    )
     return ["--data-path", prefix, "--tokenizer-model", f"{prefix}.tokenizer.json"]
 
 
@@ -95,7 +97,11 @@ def missed(results: Mapping[str, Any]) -> list[str]:
     """Return the rules that are further above Adam than they may be."""
     rules = results["rules"]
     ratios = {name: rules[results["best_cadam"] if name == "cadam" else name]["over_adam"] for name in GOALS}
-    return [f"{name}: {ratios[name]:.4f} x Adam, {goal} allowed" for name, goal in GOALS.items() if ratios[name] > goal]
+    return [
+        f"{name}: {ratios[name]:.4f} x Adam, {goal} allowed"
+        for name, goal in GOALS.items()
+        if ratios[name] > goal
+    ]
 
 
 def draw(losses: Mapping[str, Sequence[Sequence[float]]]) -> None:
@@ -113,7 +119,9 @@ def draw(losses: Mapping[str, Sequence[Sequence[float]]]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train every rule, print the table and missed goals, and write numbers and chart where that is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("runs/optimizer-quality"))

@@ -37,7 +37,11 @@ def test_parts_of_a_window_are_the_window(sizes, limit, smaller):
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 300)), max_size=8), st.integers(1, 100), st.integers(1, 16))
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 300)), max_size=8),
+    st.integers(1, 100),
+    st.integers(1, 16),
+)
 def test_parts_of_larger_parameters_are_cut_at_multiples_of_those(parts, limit, align):
     sizes, leads = [size for size, _ in parts], [start % align for _, start in parts]
     found = windows(sizes, max(limit, align), align, leads)

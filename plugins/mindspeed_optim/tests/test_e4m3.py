@@ -27,13 +27,14 @@ def test_every_code_comes_back_however_it_is_rounded():
     assert torch.equal(to_e4m3(values, bits(256)), CODES)
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(IN_RANGE, min_size=1, max_size=50))
 def test_rounding_to_nearest_is_torchs_cast(values):
     tensor = torch.tensor(values, dtype=torch.float32)
     assert torch.equal(to_e4m3(tensor), tensor.to(torch.float8_e4m3fn).view(torch.uint8))
 
 
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=40)
 @given(st.floats(2.0**-10, LARGEST, width=32), st.integers(1, 1000))
 def test_stochastic_rounding_takes_a_neighbour_and_is_right_on_average(value, step):
     count = 4096

@@ -45,7 +45,9 @@ def test_the_average_is_that_of_double_precision(decay):
     start = torch.ones(64)
     optimizer = EmaAdamW(groups(torch.nn.Parameter(start.clone())), decay)
     seen = trained(optimizer, gradients(20))
-    torch.testing.assert_close(average(optimizer).double(), expected(start, seen, decay), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        average(optimizer).double(), expected(start, seen, decay), rtol=1e-6, atol=1e-6
+    )
     assert optimizer.param_groups[0][UPDATES] == 20
 
 
@@ -81,7 +83,9 @@ def test_after_adam_it_begins_with_the_parameter_and_counts_from_zero():
     assert optimizer.param_groups[0]["step"] == 4
     assert optimizer.param_groups[0][UPDATES] == 0
     seen = trained(optimizer, gradients(2))
-    torch.testing.assert_close(average(optimizer).double(), expected(start, seen, DECAY), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        average(optimizer).double(), expected(start, seen, DECAY), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_another_decay_on_resume_is_the_runs():

@@ -35,7 +35,9 @@ def test_singular_values_come_near_one(shape, kind, steps, least, most):
 def test_the_directions_stay():
     matrix = gaussian(32, 64)
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    torch.testing.assert_close(newton_schulz(matrix, coefficients("polar_express", 12)), left @ right, atol=1e-2, rtol=0)
+    torch.testing.assert_close(
+        newton_schulz(matrix, coefficients("polar_express", 12)), left @ right, atol=1e-2, rtol=0
+    )
 
 
 def test_zeros_stay_zeros():
@@ -70,7 +72,9 @@ def shared(mode):
             own = whole.chunk(2, cut)[rank]
             options = MuonOptions(precision="high", tp_mode=mode)
             made = orthogonalized(own, matrix(own.shape, cut, group), options)
-            found[shape, cut] = float((made - expected.chunk(2, cut)[rank]).abs().max() / expected.abs().max())
+            found[shape, cut] = float(
+                (made - expected.chunk(2, cut)[rank]).abs().max() / expected.abs().max()
+            )
     return found
 
 

@@ -94,7 +94,9 @@ def test_the_fused_rule_is_adam(decoupled):
 def test_a_group_is_one_launch(monkeypatch):
     launches, kernel = [], torch._fused_adamw_
     monkeypatch.setattr(
-        torch, "_fused_adamw_", lambda *lists, **more: launches.append(len(lists[0])) or kernel(*lists, **more)
+        torch,
+        "_fused_adamw_",
+        lambda *lists, **more: launches.append(len(lists[0])) or kernel(*lists, **more),
     )
     trained = parameters()
     optimizer = FusedAdamW([*groups(trained[:3]), *groups(trained[3:])])

@@ -21,7 +21,10 @@ RULES = {
     "fp8": (SHARDED, FP8),
     "ema": (SHARDED, EMA),
     "bf16": (SHARDED, BF16),
-    "fp8, split, fused": ((*SHARDED, "--grad-reduce-in-bf16"), (*FP8, "--reuse-fp32-param", "--optimizer", "fused_adam")),
+    "fp8, split, fused": (
+        (*SHARDED, "--grad-reduce-in-bf16"),
+        (*FP8, "--reuse-fp32-param", "--optimizer", "fused_adam"),
+    ),
     "cadam, whole": ((*LLAMA, "--bf16"), CADAM),
     "ema, whole": (LLAMA, EMA),
     "fp8, whole": (LLAMA, FP8),

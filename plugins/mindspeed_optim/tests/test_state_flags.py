@@ -19,7 +19,9 @@ AWARE = ("--use-precision-aware-optimizer", "--exp-avg-dtype", "bf16", *SHARDED,
 
 
 def plan(*flags):
-    return plan_for(training_flags(flags, 1, INSTALLED), platform="cpu", host="standalone", registry=INSTALLED)[0]
+    return plan_for(
+        training_flags(flags, 1, INSTALLED), platform="cpu", host="standalone", registry=INSTALLED
+    )[0]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,10 @@ def plan(*flags):
         ((*FP8, *VIRTUAL), ("--quant-states", "--virtual-optimizer")),
         ((*FP8, *COMPRESS), ("--quant-states", "--compress-optimizer")),
         ((*FP8, "--use-torch-fsdp2"), ("--use-torch-fsdp2", "parts of its own")),
-        ((*FP8, *BF16, *REUSE, "--reuse-fp32-ties", "sign"), ("--quant-states", "use --reuse-fp32-ties list")),
+        (
+            (*FP8, *BF16, *REUSE, "--reuse-fp32-ties", "sign"),
+            ("--quant-states", "use --reuse-fp32-ties list"),
+        ),
         (("--quant-states", "mxfp8"), ("--quant-states mxfp8", "use --quant-states fp8")),
         (("--quant-states", "hif8"), ("--quant-states hif8", "use --quant-states fp8")),
         (("--quant-states", "int4"), ("--quant-states", "int4")),

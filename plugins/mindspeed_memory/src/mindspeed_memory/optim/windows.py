@@ -65,9 +65,7 @@ def windows(
     return found
 
 
-def cut(
-    window: Window, limit: int, align: int = 1, leads: Sequence[int] | None = None
-) -> Iterator[Window]:
+def cut(window: Window, limit: int, align: int = 1, leads: Sequence[int] | None = None) -> Iterator[Window]:
     """Yield the parts of a window that have at most ``limit`` elements each, in order.
 
     Args:

@@ -28,7 +28,12 @@ class EmaOptimizer(Feature):
             choices=(_VALUE,),
             help="The kernel of --optimizer adam; fused_ema_adamw averages the weights as well.",
         ),
-        Flag(_DECAY, type=float, default=0.9999, help="Factor of the average of weights in an update, from 0 to 1."),
+        Flag(
+            _DECAY,
+            type=float,
+            default=0.9999,
+            help="Factor of the average of weights in an update, from 0 to 1.",
+        ),
     )
     conflicts = (
         Conflict(flag="--use-precision-aware-optimizer", reason="the state lies inside Adam's own kernels"),

@@ -123,7 +123,9 @@ class FusedAdamWOptimizer(Feature):
         put_inside(
             session,
             optimizer,
-            lambda groups: FusedAdamW(groups, decoupled=getattr(optimizer_config, "decoupled_weight_decay", True)),
+            lambda groups: FusedAdamW(
+                groups, decoupled=getattr(optimizer_config, "decoupled_weight_decay", True)
+            ),
             owner=self.name,
             model=model,
             pg=pg,

@@ -40,9 +40,7 @@ def in_layouts(rule: tuple[str, ...], tolerance: float = 1e-5) -> tuple[Scenario
     return (
         *(against_one_process(name, rule, flags, tolerance=tolerance) for name, flags in layouts.items()),
         against_one_process("tp2-dp2", rule, (*TP2, *SHARDED), ranks=4, tolerance=tolerance),
-        against_one_process(
-            "ep2", rule, (*EP2, *SHARDED), model=(*PLAIN, *EXPERTS), tolerance=tolerance
-        ),
+        against_one_process("ep2", rule, (*EP2, *SHARDED), model=(*PLAIN, *EXPERTS), tolerance=tolerance),
         against_one_process("recompute", rule, _FULL, ranks=1, tolerance=0.0),
         *exactly_as(rule),
     )
@@ -75,6 +73,39 @@ def resumed_in(rule: tuple[str, ...], tolerance: float = 1e-5) -> tuple[Scenario
             resume=Resume(flags=(*common, *layout), world_size=ranks),
         )
         for name, layout, ranks in (("tp2", TP2, 2), ("pp2", PP2, 2), ("one", (), 1))
+    )
+
+
+def loaded_in(
+    rule: tuple[str, ...], tolerance: float = 5e-4, warning: str = "", compare: tuple[str, ...] = ()
+) -> tuple[Scenario, ...]:
+    """Return the proofs that a checkpoint in bfloat16 holds the same state in another layout, and for Adam.
+
+    Compared right after the load: what trains on differs by design, or by more than what was loaded.
+
+    Args:
+        rule: flags of the rule.
+        tolerance: of the state in the other layout.
+        warning: part of what loading into Adam says.
+        compare: what is compared with Adam; by default parameters and all of the optimizer's state.
+    """
+    common = (*PLAIN, "--bf16", *SHARDED)
+    return (
+        Scenario(
+            "load-tp2",
+            flags=(*common, *rule),
+            world_size=2,
+            tolerance=tolerance,
+            resume=Resume(flags=(*common, *rule, *TP2), world_size=2, steps=0),
+        ),
+        Scenario(
+            "into-adam",
+            flags=(*common, *rule),
+            world_size=2,
+            tolerance=0.0,
+            compare=compare,
+            resume=Resume(flags=common, world_size=1, steps=0, with_feature=False, warning=warning),
+        ),
     )
 
 

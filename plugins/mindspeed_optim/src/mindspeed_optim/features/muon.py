@@ -95,7 +95,9 @@ class MuonOptimizer(Feature):
         ),
         Conflict(feature="unaligned-linear", reason=_UNEVEN),
         Conflict(feature="tp-2d", reason="a grid of ranks cuts matrices in both dimensions"),
-        Conflict(feature="pp-chimera", reason="copies of a pipeline stage share shards in an order of their own"),
+        Conflict(
+            feature="pp-chimera", reason="copies of a pipeline stage share shards in an order of their own"
+        ),
         Conflict(
             feature="moe-expert-placement",
             reason="experts that move take both moments of Adam along",

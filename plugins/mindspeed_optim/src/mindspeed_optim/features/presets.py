@@ -83,7 +83,9 @@ class ZeroStage(Feature):
             ("--use-torch-fsdp2", args.use_torch_fsdp2 and stage < 2),
         ]
         problems = [
-            f"--zero-stage {stage} shards less than {flag}; leave one of the two out" for flag, more in said if more
+            f"--zero-stage {stage} shards less than {flag}; leave one of the two out"
+            for flag, more in said
+            if more
         ]
         strategy = args.data_parallel_sharding_strategy
         if stage > 1 and args.use_megatron_fsdp and strategy != _STRATEGIES[stage]:
@@ -110,7 +112,8 @@ class QuantGrads(Feature):
     requires = (
         Requirement(flag="--bf16", reason="a model in float32 has float32 gradients"),
         Requirement(
-            flag="--use-distributed-optimizer", reason="a sum in float32 is made of shards, which it reduces to"
+            flag="--use-distributed-optimizer",
+            reason="a sum in float32 is made of shards, which it reduces to",
         ),
     )
     conflicts = (

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Gain, Scenario
-from mindspeed_optim.features.layout_proofs import exactly_as, in_layouts, resumed_in
+from mindspeed_optim.features.layout_proofs import in_layouts, loaded_in, resumed_in
 from mindspeed_optim.features.proofs import PLAIN, SHARDED
 from mindspeed_optim.quantized_formats import BF16, FP8
 
 _FP8, _BF16 = ("--quant-states", FP8), ("--quant-states", BF16)
 
 
-def _bytes(rule: tuple[str, ...], ratio: float) -> Scenario:
+def _bytes(name: str, rule: tuple[str, ...], ratio: float) -> Scenario:
     return Scenario(
-        "bytes",
+        name,
         flags=(*PLAIN, *SHARDED, *rule),
         baseline=(*PLAIN, *SHARDED),
         world_size=2,
@@ -22,4 +22,10 @@ def _bytes(rule: tuple[str, ...], ratio: float) -> Scenario:
     )
 
 
-QUANT_PROOFS = (*in_layouts(_FP8, tolerance=1e-2), *resumed_in(_FP8, tolerance=1e-2), _bytes(_FP8, 0.253))
+QUANT_PROOFS = (
+    *in_layouts(_FP8, tolerance=1e-2),
+    *resumed_in(_FP8, tolerance=1e-2),
+    *loaded_in(_FP8, tolerance=0.15),
+    _bytes("bytes", _FP8, 0.253),
+    _bytes("bytes-bf16", _BF16, 0.501),
+)

@@ -136,4 +136,6 @@ def _of_experts(experts: int, halves: int, shape: torch.Size, *, first: bool) ->
 def matrices_of(recognised: Matrices, parts: Iterable[ParameterPart]) -> Mapping[torch.Tensor, Matrix]:
     """Return the matrices among parameters, by the model's parameter, in the order of the parts."""
     found = ((part, recognised.of(part)) for part in parts)
-    return {part.parameter: matrix for part, matrix in found if matrix is not None and part.parameter is not None}
+    return {
+        part.parameter: matrix for part, matrix in found if matrix is not None and part.parameter is not None
+    }

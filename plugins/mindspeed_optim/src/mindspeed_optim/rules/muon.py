@@ -177,7 +177,9 @@ class Muon(DescribedOptimizer):
 
     def _matrix(self, parameter: torch.Tensor) -> Matrix | None:
         part = self.part_of(parameter)
-        return self._recognised.of(part) if part.parameter is None else self._plan.matrices.get(part.parameter)
+        return (
+            self._recognised.of(part) if part.parameter is None else self._plan.matrices.get(part.parameter)
+        )
 
     def _like(self) -> torch.Tensor:
         """Return an empty float32 tensor on the device of the parameters, also where this rank has none."""
