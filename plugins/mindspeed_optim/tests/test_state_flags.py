@@ -84,4 +84,4 @@ def test_moments_of_8_bits_go_with_other_forms_of_parameters_and_gradients():
 def test_a_factor_of_averages_without_averages_is_talked_about():
     made = plan("--ema-decay", "0.5")
     assert "opt-ema" not in made.names
-    assert "--ema-decay" in [note.flag for note in made.flag_notes]
+    assert "--ema-decay" in [note.flag for note in made.unread]

@@ -26,6 +26,7 @@ class EmaAdamW(DescribedOptimizer):
     """
 
     further = (EMA,)
+    counts = (UPDATES,)
 
     def __init__(self, param_groups: list[dict[str, Any]], decay: float, *, decoupled: bool = True) -> None:
         """Take megatron-core's groups of parameters.
@@ -37,11 +38,6 @@ class EmaAdamW(DescribedOptimizer):
         """
         self._decoupled = decoupled
         super().__init__(param_groups, {"ema_decay": decay})
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, whose average has not been updated."""
-        super().add_param_group(param_group)
-        param_group[UPDATES] = 0
 
     def new_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         """Return moments of zeros, and an average that is the parameter."""
@@ -66,10 +62,6 @@ class EmaAdamW(DescribedOptimizer):
                 [self.state_of(parameter) for parameter in found],
                 group,
             )
-
-    def take_group(self, group: dict[str, Any], saved: Mapping[str, Any], step: float | None = None) -> None:
-        """Take over what a checkpoint says of a group; without a count, the average begins now."""
-        super().take_group(group, {UPDATES: 0, **saved}, step)
 
     def _launch(
         self,
