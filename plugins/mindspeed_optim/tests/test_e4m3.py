@@ -1,18 +1,22 @@
 """Codes of 8 bits: torch's format, nearest or stochastic rounding."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindspeed_core import ParameterPart
 from mindspeed_optim.e4m3 import LARGEST, from_e4m3, to_e4m3
-from mindspeed_optim.stochastic_rounding import key_of, random_bits, rounded_to_bfloat16
+from mindspeed_optim.stochastic_rounding import Place, key_of, random_bits, rounded_to_bfloat16
 
 CODES = torch.arange(256, dtype=torch.int32).to(torch.uint8)
 IN_RANGE = st.floats(-LARGEST, LARGEST, width=32)
 
 
 def bits(count, step=1):
-    return random_bits(key_of(step, 0), 0, count, torch.device("cpu"))
+    return random_bits(key_of(step, 0), torch.arange(count))
 
 
 def test_codes_are_those_of_torch():
@@ -66,13 +70,23 @@ def test_numbers_of_bfloat16_stay_and_others_are_right_on_average():
 
 def test_random_bits_are_those_of_a_place_in_a_step():
     whole = bits(1000, step=7)
-    part = random_bits(key_of(7, 0), 300, 100, torch.device("cpu"))
+    part = random_bits(key_of(7, 0), Place(290).elements(10, 110, torch.device("cpu")))
     assert torch.equal(part, whole[300:400])
-    for other in (bits(1000, step=8), random_bits(key_of(7, 1), 0, 1000, torch.device("cpu"))):
+    for other in (bits(1000, step=8), random_bits(key_of(7, 1), torch.arange(1000))):
         assert int((other == whole).sum()) <= 1
 
 
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_places_are_those_of_the_parameter_that_tensor_parallel_ranks_cut(dim):
+    whole = torch.arange(4 * 6 * 10).view(4, 6, 10)
+    for rank, own in enumerate(whole.chunk(2, dim)):
+        group = SimpleNamespace(size=lambda: 2, rank=lambda rank=rank: rank)
+        part = ParameterPart(None, "", 17, own.numel(), own.shape, dim, group)
+        found = Place.of(part).elements(3, own.numel() - 17, torch.device("cpu"))
+        assert torch.equal(found, own.flatten()[20:])
+
+
 def test_random_bits_are_even():
-    found = random_bits(key_of(3, 1), 2**31 - 500, 100_000, torch.device("cpu"))
+    found = random_bits(key_of(3, 1), torch.arange(2**32 - 500, 2**32 + 100_000))
     for bit in range(32):
         assert abs(float(((found >> bit) & 1).double().mean()) - 0.5) < 0.01

@@ -13,12 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mindspeed_core import ParameterPart
 from mindspeed_core.megatron.described_optimizer import MOMENTS
 from mindspeed_core.platforms.platform import Platform
 from mindspeed_memory.optim.places import Device, Kept
 from mindspeed_optim.float_blocks import BLOCK, E4M3, E4M3_ROOT, BlockFloats
 from mindspeed_optim.quantized_formats import FP8
-from mindspeed_optim.stochastic_rounding import key_of, random_bits, rounded_to_bfloat16
+from mindspeed_optim.stochastic_rounding import Place, key_of, random_bits, rounded_to_bfloat16
 
 
 class Float8Moment(NamedTuple):
@@ -26,13 +27,13 @@ class Float8Moment(NamedTuple):
 
     Attributes:
         kept: the numbers, or their roots.
-        start: place of the first number in the model's parameter.
+        place: where the numbers lie in the whole parameter.
         stream: the moment, as a number.
         root: it is the second moment.
     """
 
     kept: BlockFloats
-    start: int
+    place: Place
     stream: int
     root: bool
 
@@ -51,7 +52,7 @@ class Float8Moment(NamedTuple):
 
     def give(self, start: int, stop: int, values: Tensor, step: int) -> None:
         """Take back the numbers that `take` returned, changed, and round them stochastically."""
-        bits = random_bits(key_of(step, self.stream), self.start + start, stop - start, values.device)
+        bits = random_bits(key_of(step, self.stream), self.place.elements(start, stop, values.device))
         self._write(start, stop, values, bits)
 
     def _squared(self, values: Tensor) -> Tensor:
@@ -72,12 +73,12 @@ class BFloat16Moment(NamedTuple):
 
     Attributes:
         numbers: bfloat16 ``[n]``.
-        start: place of the first number in the model's parameter.
+        place: where the numbers lie in the whole parameter.
         stream: the moment, as a number.
     """
 
     numbers: Tensor
-    start: int
+    place: Place
     stream: int
 
     def whole(self) -> Tensor:
@@ -94,7 +95,7 @@ class BFloat16Moment(NamedTuple):
 
     def give(self, start: int, stop: int, values: Tensor, step: int) -> None:
         """Take back the numbers that `take` returned, changed, and round them stochastically."""
-        bits = random_bits(key_of(step, self.stream), self.start + start, stop - start, values.device)
+        bits = random_bits(key_of(step, self.stream), self.place.elements(start, stop, values.device))
         self.numbers[start:stop].copy_(rounded_to_bfloat16(values, bits))
 
 
@@ -109,16 +110,16 @@ class QuantizedMoments(Device):
         super().__init__(platform)
         self._form = form
 
-    def zeros(self, name: str, size: int, device: torch.device, start: int = 0) -> Kept:
+    def zeros(self, name: str, size: int, device: torch.device, part: ParameterPart | None = None) -> Kept:
         """Return zeros; those of a moment are quantised."""
         if name not in MOMENTS:
-            return super().zeros(name, size, device, start)
-        stream = MOMENTS.index(name)
+            return super().zeros(name, size, device, part)
+        stream, place = MOMENTS.index(name), Place.of(part)
         if self._form != FP8:
-            return BFloat16Moment(torch.zeros(size, dtype=torch.bfloat16, device=device), start, stream)
+            return BFloat16Moment(torch.zeros(size, dtype=torch.bfloat16, device=device), place, stream)
         root = stream == 1
-        form = E4M3_ROOT if root else E4M3
-        return Float8Moment(BlockFloats.zeros(size, device, form, start), start, stream, root)
+        blocks = BlockFloats.zeros(size, device, E4M3_ROOT if root else E4M3, place.start)
+        return Float8Moment(blocks, place, stream, root)
 
 
 def quantized_moments(platform: Platform, args: Namespace) -> QuantizedMoments:

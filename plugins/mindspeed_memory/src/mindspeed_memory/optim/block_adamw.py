@@ -86,8 +86,8 @@ class BlockAdamW(MainParameterOptimizer):
 
     def new_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         """Return moments of zeros, and the main parameter of one with 16 bits, equal to it."""
-        size, device, start = parameter.numel(), parameter.device, self.part_of(parameter).start
-        state: dict[str, Any] = {name: self.place.zeros(name, size, device, start) for name in MOMENTS}
+        size, device, part = parameter.numel(), parameter.device, self.part_of(parameter)
+        state: dict[str, Any] = {name: self.place.zeros(name, size, device, part) for name in MOMENTS}
         if parameter.dtype == torch.float32:
             return state
         if self.options.master == SPLIT:
@@ -206,8 +206,8 @@ class BlockAdamW(MainParameterOptimizer):
         own = self.local_part(parameter)
         if MAIN not in held:
             return self.new_state(own)
-        start = self.part_of(parameter).start
-        return {name: self.place.zeros(name, own.numel(), own.device, start) for name in MOMENTS}
+        part = self.part_of(parameter)
+        return {name: self.place.zeros(name, own.numel(), own.device, part) for name in MOMENTS}
 
     @property
     def _signs(self) -> bool:

@@ -49,6 +49,7 @@ def install(session: Session, optimizer: Any, options: BlockOptions, pg: Any, ow
         optimizer,
         lambda groups: BlockAdamW(groups, options, place, decoupled=decoupled == {True}, kernel=kernel),
         owner=owner,
+        pg=pg,
     )
 
 

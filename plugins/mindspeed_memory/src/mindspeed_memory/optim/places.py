@@ -11,7 +11,10 @@ from mindspeed_memory.optim.exponent_codec import decode, encode
 from mindspeed_memory.optim.transfers import Transfers
 
 if TYPE_CHECKING:
+    from mindspeed_core.megatron.parameter_parts import ParameterPart
     from mindspeed_core.platforms.platform import Platform
+
+    Part = ParameterPart | None
 
 _ITEM = 4
 _SHARES = 16
@@ -108,14 +111,14 @@ class Device:
         self.platform = platform
         self.block = block
 
-    def zeros(self, name: str, size: int, device: torch.device, start: int = 0) -> Kept:
+    def zeros(self, name: str, size: int, device: torch.device, part: Part = None) -> Kept:
         """Return zeros for the state of a parameter.
 
         Args:
             name: the kind of state.
             size: how many.
             device: that of the parameter.
-            start: place of the first one in the model's parameter.
+            part: where they lie in the model's parameter; None where that is not known.
         """
         return Plain(torch.zeros(size, dtype=torch.float32, device=device))
 
@@ -145,7 +148,7 @@ class Host(Device):
         self._times = times
         self.deferred = times == 0
 
-    def zeros(self, name: str, size: int, device: torch.device, start: int = 0) -> Kept:
+    def zeros(self, name: str, size: int, device: torch.device, part: Part = None) -> Kept:
         """Return zeros in a buffer of the host."""
         return Plain(self.platform.pinned_empty((size,), torch.float32).zero_(), on_host=True)
 
@@ -174,7 +177,7 @@ class Budget(Host):
         super().__init__(platform, times, block)
         self.left = budget
 
-    def zeros(self, name: str, size: int, device: torch.device, start: int = 0) -> Kept:
+    def zeros(self, name: str, size: int, device: torch.device, part: Part = None) -> Kept:
         """Return zeros on the host, where the budget allows it and a moment is asked for."""
         if name not in MOMENTS or size * _ITEM > self.left:
             return Plain(torch.zeros(size, dtype=torch.float32, device=device))
@@ -191,7 +194,7 @@ class Compressor(Device):
 
     align = CHUNK
 
-    def zeros(self, name: str, size: int, device: torch.device, start: int = 0) -> Kept:
+    def zeros(self, name: str, size: int, device: torch.device, part: Part = None) -> Kept:
         """Return zeros; those of a moment are compressed."""
         if name not in MOMENTS:
             return super().zeros(name, size, device)

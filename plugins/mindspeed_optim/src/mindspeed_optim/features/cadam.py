@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Scenario, hookimpl
-from mindspeed_optim.features.layout_proofs import in_fsdp2, in_layouts, loaded_in, resumed_in
+from mindspeed_optim.features.layout_proofs import exactly_as, in_fsdp2, in_layouts, loaded_in, resumed_in
 from mindspeed_optim.features.proofs import PLAIN, SHARDED
 
 NAME = "opt-cadam"
@@ -17,6 +17,7 @@ _ELSEWHERE = "its state lies where no other optimizer finds it"
 _CADAM = ("--optimizer", _VALUE)
 _VERIFY = (
     *in_layouts(_CADAM),
+    *exactly_as(_CADAM),
     in_fsdp2(_CADAM),
     *resumed_in(_CADAM),
     *loaded_in(_CADAM, warning="kept no exp_avg_sq"),

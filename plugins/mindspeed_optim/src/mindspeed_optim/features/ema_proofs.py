@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mindspeed_core.feature import Scenario
-from mindspeed_optim.features.layout_proofs import in_fsdp2, in_layouts, loaded_in, resumed_in
+from mindspeed_optim.features.layout_proofs import exactly_as, in_fsdp2, in_layouts, loaded_in, resumed_in
 from mindspeed_optim.features.proofs import PLAIN, SHARDED
 
 _EMA = ("--optimizer-selection", "fused_ema_adamw", "--ema-decay", "0.5")
@@ -18,9 +18,9 @@ def _with_state(scenario: Scenario) -> Scenario:
 
 
 EMA_PROOFS = (
-    *map(_with_state, in_layouts(_EMA)),
+    *map(_with_state, (*in_layouts(_EMA), *exactly_as(_EMA))),
     in_fsdp2(_EMA),
-    *resumed_in(_EMA),
+    *resumed_in(_EMA, compare=()),
     *loaded_in(_EMA, compare=("parameters",)),
     Scenario(
         "as-adam",
