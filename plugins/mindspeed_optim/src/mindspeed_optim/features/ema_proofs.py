@@ -13,12 +13,13 @@ _COMPARED = ("losses", "gradients", "parameters", "optimizer state")
 
 
 def _with_state(scenario: Scenario) -> Scenario:
-    # Without the distributed optimizer the state of a tied weight is described on every stage that has it.
     return replace(scenario, compare=_COMPARED)
 
 
 EMA_PROOFS = (
-    *map(_with_state, (*in_layouts(_EMA), *exactly_as(_EMA))),
+    # The state of an optimizer is saved in one form with the distributed optimizer, and in another without.
+    *map(_with_state, in_layouts((*_EMA, *SHARDED))),
+    *exactly_as(_EMA),
     in_fsdp2(_EMA),
     *resumed_in(_EMA, compare=()),
     *loaded_in(_EMA, compare=("parameters",)),
