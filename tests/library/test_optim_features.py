@@ -1,4 +1,4 @@
-"""Update rules of mindspeed-optim in a loop of one's own: it trains, to the bit, what the standalone host trains."""
+"""Rules of mindspeed-optim in a loop of one's own: it trains, to the bit, what the standalone host trains."""
 
 import pytest
 from own_loop import both
@@ -8,12 +8,14 @@ from mindspeed_core.testing import run_world
 # The loop reduces gradients in the type of the model.
 HALF = ("--bf16", "--grad-reduce-in-bf16")
 SHARDED = ("--use-distributed-optimizer",)
+# A configuration names the optimizer too.
+CADAM = ("--optimizer", "cadam")
 EMA = ("--optimizer-selection", "fused_ema_adamw", "--ema-decay", "0.5")
 CASES = {
-    "cadam": (HALF, ("--optimizer", "cadam")),
+    "cadam": ((*HALF, *CADAM), CADAM),
     "ema": (HALF, EMA),
     "fp8": (HALF, ("--quant-states", "fp8")),
-    "cadam, sharded": ((*HALF, *SHARDED), ("--optimizer", "cadam")),
+    "cadam, sharded": ((*HALF, *SHARDED, *CADAM), CADAM),
     "ema, sharded": ((*HALF, *SHARDED), EMA),
     "bf16, sharded": ((*HALF, *SHARDED), ("--quant-states", "bf16")),
 }
