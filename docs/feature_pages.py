@@ -1,4 +1,8 @@
-"""The page of each feature and the list of all, from what the features declare and what their proofs gave."""
+"""The page of each feature and the list of all, from what the features declare and what their proofs gave.
+
+The list is a committed page, and leads to the text that each package has of its features. The page of one
+feature is made for the site alone.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,22 @@ from mindspeed_core.feature import Conflict, Feature, Requirement, Scenario
 from mindspeed_core.registry import Registry
 
 ROOT = Path(__file__).resolve().parent.parent
-FEATURES = ROOT / "docs" / "features"
+FEATURES = "docs/features"
+"""Place of the features' pages in the site; no file lies there."""
 
 
 def page_of(feature: type[Feature]) -> Path | None:
     """The feature's own page in this repository."""
     package, _, relative = feature.docs.partition(":")
     return next(iter(sorted(ROOT.glob(f"plugins/*/src/{package}/{relative}"))), None) if relative else None
+
+
+def manual_link(feature: type[Feature]) -> str:
+    """A link from a reference page to the feature's own page; its name where it has none here."""
+    text = page_of(feature)
+    if text is None:
+        return code(feature.name)
+    return f"[{feature.name}](../../{text.relative_to(ROOT).as_posix()})"
 
 
 def value_text(condition: Requirement | Conflict) -> str:
@@ -52,7 +65,8 @@ def features_page(registry: Registry) -> str:
     lines = [
         "# Features",
         "",
-        "What the plugins of this repository bring, a page for each feature.",
+        "What the plugins of this repository bring, a page for each feature; the site shows with it what",
+        "the feature declares, its flags and its proofs.",
         "`mindspeed-features show NAME --all` prints the same for every feature that is installed",
         "where you are.",
     ]
@@ -65,7 +79,7 @@ def features_page(registry: Registry) -> str:
             ("feature", "what it does", "package", "switched on with", "platforms"),
             (
                 (
-                    f"[{feature.name}](../{FEATURES.name}/{dist}/{feature.name}.md)",
+                    manual_link(feature),
                     feature.summary,
                     code(dist),
                     code(feature.flags[0].name) if feature.flags else "",
@@ -77,13 +91,21 @@ def features_page(registry: Registry) -> str:
     return "\n".join(lines)
 
 
+def feature_pages(registry: Registry) -> dict[str, str]:
+    """The page of each feature, by the path that it would have in the repository."""
+    return {
+        f"{FEATURES}/{record.dist}/{name}.md": feature_page(record.dist, record.cls)
+        for name, record in registry.features.items()
+    }
+
+
 def feature_page(dist: str, feature: type[Feature]) -> str:
     """One feature: what it declares, its flags, its proofs and what they gave."""
     lines = [f"# {feature.name}", "", f"{feature.summary}.", ""]
     text = page_of(feature)
     if text is not None:
-        here = (FEATURES / dist).as_posix()
-        lines += [f"[How it works]({posixpath.relpath(text.as_posix(), here)})", ""]
+        relative = posixpath.relpath(text.relative_to(ROOT).as_posix(), f"{FEATURES}/{dist}")
+        lines += [f"[How it works]({relative})", ""]
     lines += ["## What it declares", "", *table(("fact", "value"), feature_rows(dist, feature))]
     if feature.flags:
         lines += ["", "## Its flags", "", *flag_table(feature.flags)]

@@ -1,4 +1,4 @@
-"""Writes ``docs/reference`` and ``docs/features`` from what the code declares, so that they cannot disagree.
+"""Writes ``docs/reference`` from what the code declares, so that they cannot disagree.
 
 ``python docs/generate.py`` writes every page; with ``--check`` it writes nothing, names the pages that are
 not up to date and exits with 1. Only the core and the plugins of this repository appear: what else is
@@ -22,7 +22,7 @@ from backend_contract_pages import backend_contracts_page
 from class_pages import declarations_page, platform_page, records_page, session_page
 from contract_pages import npu_contracts_page
 from docstrings import docstring_parts, entries, markdown
-from feature_pages import FEATURES, feature_page, features_page
+from feature_pages import features_page
 from layer_pages import layers_page
 from mindspeed_flags import mindspeed_page
 from mindspeed_imports import imports_page
@@ -448,15 +448,12 @@ PAGES: dict[str, Callable[[Registry], str]] = {
 def render() -> dict[Path, str]:
     """Every page by its path."""
     registry = tree_registry()
-    pages = {REFERENCE / f"{name}.md": page(registry) for name, page in PAGES.items()}
-    for name, record in registry.features.items():
-        pages[FEATURES / record.dist / f"{name}.md"] = feature_page(record.dist, record.cls)
-    return {path: f"{NOTICE}\n\n{text}\n" for path, text in pages.items()}
+    return {REFERENCE / f"{name}.md": f"{NOTICE}\n\n{page(registry)}\n" for name, page in PAGES.items()}
 
 
 def unwritten(pages: Mapping[Path, str]) -> list[Path]:
-    """Pages in the folders of generated pages that nothing writes any more."""
-    return sorted({*REFERENCE.glob("*.md"), *FEATURES.rglob("*.md")} - set(pages))
+    """Pages in the folder of generated pages that nothing writes any more."""
+    return sorted({*REFERENCE.glob("*.md")} - set(pages))
 
 
 def stale(pages: Mapping[Path, str]) -> list[Path]:
@@ -481,7 +478,6 @@ def main(arguments: Sequence[str]) -> int:
     for path in unwritten(pages):
         path.unlink()
     for path, text in pages.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))
     return 0

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from feature_pages import manual_link
 from tables import code, table
 
 from mindspeed_core.flags.announced import flag_owners
@@ -56,9 +57,8 @@ def answers(registry: Registry) -> Iterator[Answer]:
     }
     for option, branches in facts["flags"].items():
         if option in flags and flags[option].owner in registry.features:
-            name = flags[option].owner
-            dist = registry.features[name].dist
-            status, text = USED, f"[{name}](../features/{dist}/{name}.md) of {code(dist)}"
+            record = registry.features[flags[option].owner]
+            status, text = USED, f"{manual_link(record.cls)} of {code(record.dist)}"
         elif option in upstream and upstream[option].status != USED:
             status, text = upstream[option].status, upstream[option].reason
         elif option in flags:

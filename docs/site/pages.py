@@ -1,15 +1,18 @@
 """Turns the repository's Markdown into the pages of the site.
 
 MkDocs calls the ``on_…`` functions. Pages outside ``docs`` (the README, the plugins' own pages) join the
-site, and a link to any other file of the repository leads to a page that shows it, so that the built site is
-whole without the repository and without a network.
+site, so do the pages of features, which are made from declarations here. A link to any other file of the
+repository leads to a page that shows it, so that the built site is whole without the repository and without
+a network.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,6 @@ ROOT_PAGES = {
 }
 """Page of the repository's root: its place in the site."""
 
-FEATURES = "features/"
 LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".sh": "bash", ".yml": "yaml"}
 LINKING = (".md", "/")
 """Endings of what has links: pages and folders."""
@@ -74,6 +76,8 @@ def repository_path(origin: str, target: str) -> str:
 
 def markdown(path: str) -> str:
     """A file or folder as a page: Markdown as it is, code shown, the files of a folder listed."""
+    if path in feature_texts():
+        return feature_texts()[path]
     if path.endswith("/"):
         names = sorted(child.name for child in (ROOT / path).iterdir() if child.is_file())
         return UNSEARCHED + "\n".join([f"# {path}", "", *(f"- [{name}]({name})" for name in names)])
@@ -122,14 +126,22 @@ class Places:
 _places = Places()
 
 
+@cache
+def feature_texts() -> dict[str, str]:
+    """The page of each feature, made from its declarations."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        from feature_pages import feature_pages
+        from generate import tree_registry
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+    return feature_pages(tree_registry())
+
+
 def manuals() -> dict[str, str]:
     """The text of each feature, by the page that the declarations made for it."""
-    found = {}
-    for page in sorted((ROOT / "docs" / FEATURES).rglob("*.md")):
-        path = page.relative_to(ROOT).as_posix()
-        if link := _MANUAL.search(page.read_text(encoding="utf-8")):
-            found[path] = repository_path(path, link[1])
-    return found
+    links = {path: _MANUAL.search(text) for path, text in feature_texts().items()}
+    return {path: repository_path(path, link[1]) for path, link in links.items() if link}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -145,8 +157,8 @@ def package_entries() -> Iterator[dict[str, Any]]:
     """One section for each plugin: its page, then those of its features."""
     for readme in sorted(ROOT.glob("plugins/*/README.md")):
         package = readme.parent.name.replace("_", "-")
-        pages = sorted((ROOT / "docs" / FEATURES / package).glob("*.md"))
-        entries = [{page.stem: f"{FEATURES}{package}/{page.name}"} for page in pages]
+        pages = sorted(path for path in feature_texts() if f"/{package}/" in path)
+        entries = [{posixpath.basename(page)[:-3]: page.removeprefix("docs/")} for page in pages]
         yield {package: [{"Package": f"packages/{package}.md"}, *entries]}
 
 
@@ -161,6 +173,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for readme in ROOT.glob("plugins/*/README.md"):
         package = readme.parent.name.replace("_", "-")
         _add(files, config, readme.relative_to(ROOT).as_posix(), f"packages/{package}.md")
+    for page in feature_texts():
+        _add(files, config, page, page.removeprefix("docs/"))
     for page, text in manuals().items():
         _places.uri[text] = page.removeprefix("docs/")
     waiting = [*_places.uri]

@@ -108,6 +108,19 @@ class Pulses:
         self._last: dict[int, Pulse] = {}
         self._heard: dict[int, float] = {}
         self._rest: dict[int, bytes] = {}
+        self._looked: float | None = None
+
+    def look(self) -> None:
+        """Note that this process looks again: what it missed while it was stopped itself is no silence.
+
+        Ranks that were stopped with it may need a moment longer until they speak.
+        """
+        now, period = time.monotonic(), self.period
+        if period is not None and self._looked is not None:
+            missed = now - self._looked - period
+            if missed > period:
+                self._heard = {rank: min(now, heard + missed) for rank, heard in self._heard.items()}
+        self._looked = now
 
     def hear(self, rank: int, data: bytes) -> None:
         """Take what came from a rank."""
@@ -170,6 +183,17 @@ def is_stopped(pid: int) -> bool:
         return psutil.Process(pid).status() in _STOPPED
     except psutil.Error:
         return False
+
+
+def kill_stopped_children() -> None:
+    """Kill the processes started by this one that are stopped: they would outlive it without an end."""
+    import psutil
+
+    with suppress(psutil.Error):
+        for child in psutil.Process().children(recursive=True):
+            if is_stopped(child.pid):
+                with suppress(psutil.Error):
+                    child.kill()
 
 
 def stopped_children() -> str:

@@ -212,6 +212,7 @@ class Supervisor:
                 if deadline is not None:
                     timeout = max(0.0, deadline - time.monotonic())
                 _read(selector, timeout, pulses)
+                pulses.look()
                 self._reap()
                 for worker in workers:
                     if worker.status is not None:

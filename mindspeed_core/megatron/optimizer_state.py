@@ -317,7 +317,9 @@ def _warn_of_moments_that_were_not_saved(inner: Any) -> None:
                 "zeros, and its next updates are of another size; --no-load-optim starts all of its state "
                 "anew",
                 name,
-                "" if len(lacking) == len(held) else f" of {sum(map(bool, lacking))} of {len(held)} parameters",
+                ""
+                if len(lacking) == len(held)
+                else f" of {sum(map(bool, lacking))} of {len(held)} parameters",
                 count,
                 type(inner.optimizer).__name__,
             )

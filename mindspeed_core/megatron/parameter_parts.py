@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ class ParameterParts:
         self.every = tuple(every)
 
     def of(self, tensor: torch.Tensor) -> ParameterPart:
-        """Return what a tensor that the inner optimizer updates is part of; itself, where nothing is known.
+        """Return what an updated tensor is part of; itself, where nothing is known.
 
         Raises:
             TypeError: it is something else, for instance the local part of such a tensor.
@@ -96,8 +97,8 @@ class ParameterParts:
             return ParameterPart(None, "", 0, tensor.numel(), tensor.shape)
         if tensor not in self._own:
             raise TypeError(
-                f"a tensor of {list(tensor.shape)} is none that the optimizer updates; ask with the parameter, "
-                "or with what DescribedOptimizer.local_part returned for it"
+                f"a tensor of {list(tensor.shape)} is none that the optimizer updates; ask with the "
+                "parameter, or with what DescribedOptimizer.local_part returned for it"
             )
         return self._own[tensor]
 
@@ -115,7 +116,9 @@ class ParameterParts:
         return self._held(parameter)
 
 
-def parts_of(hosting: Any, updated: Sequence[Mapping[str, Any]], model: Iterable[Any], pg: Any) -> ParameterParts:
+def parts_of(
+    hosting: Any, updated: Sequence[Mapping[str, Any]], model: Iterable[Any], pg: Any
+) -> ParameterParts:
     """Find what the tensors of one of megatron-core's optimizers are parts of.
 
     Args:
@@ -158,7 +161,9 @@ class _Describing:
     def __call__(self, parameter: Any, held: tuple[int, int] | None = None) -> ParameterPart:
         # A parameter that Megatron-FSDP has cut stands for the one that it was made from.
         original = getattr(parameter, "orig_param", parameter)
-        cut = getattr(original, "tensor_model_parallel", False) and getattr(original, "partition_dim", -1) >= 0
+        cut = (
+            getattr(original, "tensor_model_parallel", False) and getattr(original, "partition_dim", -1) >= 0
+        )
         expert = not getattr(original, "allreduce", True)
         group = None if self._pg is None else self._pg.expt_tp if expert else self._pg.tp
         start, stop = held or _own_range(parameter)
@@ -212,7 +217,7 @@ def _held_whole(parameter: Any) -> Holding:
     # As torch.chunk cuts: the last ranks may have fewer rows, or none.
     share = -(-rows // group.size())
     borders = [min(rank * share, rows) * width for rank in range(group.size() + 1)]
-    return Holding(group, tuple(zip(borders, borders[1:])))
+    return Holding(group, tuple(pairwise(borders)))
 
 
 def _cut_dims(parameter: DTensor) -> list[int]:
@@ -256,7 +261,8 @@ class _Shares(Sequence[tuple[int, int]]):
         if not -self._ranks <= rank < self._ranks:
             raise IndexError(rank)
         first = rank % self._ranks * self._share - self._begin
-        return tuple(min(max(border, 0), self._size) for border in (first, first + self._share))
+        start, stop = (min(max(border, 0), self._size) for border in (first, first + self._share))
+        return (start, stop) if start < stop else (0, 0)
 
 
 def _held_by_megatron_fsdp(hosting: Any, part: Any) -> Holding:

@@ -1,8 +1,8 @@
 """The norm of a list of tensors with one wait for the device.
 
 Without TransformerEngine and Apex, megatron-core's own makes a Python number of the norm of every tensor, and
-so waits once for each shard of a gradient. Stacked, they are waited for together; tensors without values, which
-dry runs have, need no number at all.
+so waits once for each shard of a gradient. Stacked, they are waited for together; tensors without values,
+which dry runs have, need no number at all.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def test_a_flag_of_an_announced_package_names_the_package():
         ("--use-flash-attn-npu-batch-invariant", "do not depend on the batch", "leave it out"),
         ("--use-fused-lightning-indexer", "its indexer and the loss of that are operators", "leave it out"),
         ("--use-fused-lightning-indexer-kl-loss", "sparse attention (DSA) is not here", "leave it out"),
-        ("--enable-zero3", "mindspeed-optim", "--use-torch-fsdp2"),
+        ("--enable-zero3", "over all data-parallel ranks", "--use-torch-fsdp2"),
     ],
 )
 def test_a_flag_of_mindspeed_is_answered_by_its_meaning(option, reason, remedy):

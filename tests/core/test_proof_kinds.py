@@ -6,6 +6,7 @@ import proof_toys
 import pytest
 
 from acme_five.features import DECLARATIONS, GatedNorms, ZLoss
+from mindspeed_core.feature import Resume, Scenario
 from mindspeed_core.testing.verify import verify
 
 SOUND = {feature.name: feature for feature in DECLARATIONS[1:]}
@@ -104,3 +105,18 @@ def test_a_quantity_that_is_named_and_that_nobody_has_proves_nothing():
     assert verify(GatedNorms, empty).differences == (
         "compare: feature state: is among what the proof compares, but neither side has any",
     )
+
+
+def test_what_another_optimizer_loads_is_compared_and_its_warning_is_demanded():
+    flags = ("--optimizer", "acme-lion")
+    resume = Resume(("--optimizer", "adam"), steps=0, with_feature=False, warning="of nothing like it")
+    scenario = Scenario("into-adam", flags, steps=1, tolerance=0.0, resume=resume)
+    verdict = verify(SOUND["acme-lion"], scenario)
+    # Parameters and moments agree; all that is missing is the warning.
+    (difference,) = verdict.differences
+    assert difference.startswith("resumed in the other layout: load: does not warn of 'of nothing like it'")
+    assert "kept no exp_avg_sq" in difference
+    assert {name for sides in verdict.sides for name, count in sides.quantities.items() if count} == {
+        "parameters",
+        "optimizer state",
+    }

@@ -8,13 +8,14 @@ import checked_lines
 import pytest
 
 RECORD = checked_lines.LINES.parent / "accepted.json"
-LEAST = {"mindspeed": 54, "megatron_lm_0.16.1": 99, "megatron_lm_newest": 129, "mindspeed_llm": 0}
+LEAST = {"mindspeed": 54, "megatron_lm_0.16.1": 101, "megatron_lm_newest": 133, "mindspeed_llm": 0}
 """Scripts of each source that start today; most of the others wait for a package that is announced."""
 LEAST_IN_SCRIPTS = {"mindspeed": 54, "megatron_lm_0.16.1": 116, "megatron_lm_newest": 143, "mindspeed_llm": 0}
 """The same inside of Megatron-LM's own scripts, whose kernels serve what ours does not."""
 REASONS = re.compile(
-    "mindspeed-optim|mindspeed-models|low-precision matrix products|hybrid and Mamba models|'muon'|"
-    "'dist_muon'|TikTokenizer|tokenizer's file decides|fill-in-the-middle|maximal update|distillation|DSA|"
+    "mindspeed-optim|fused_ema_adamw|over groups of them|mindspeed-models|low-precision matrix products|"
+    "hybrid and Mamba models|TikTokenizer|tokenizer's file decides|fill-in-the-middle|maximal update|"
+    "distillation|DSA|"
     "indexer|Mamba|gated delta net|'gated_delta_net'|hyper-connections|errors are not injected|"
     "grow by equal steps|validation has the batch size|gives every depth|--use-torch-fsdp2|sqrtsoftplus|"
     "constants of yarn|which this host does not have|attention has biases|"

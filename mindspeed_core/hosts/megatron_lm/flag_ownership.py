@@ -54,13 +54,12 @@ def stand_in(session: Session) -> None:
 
 @contextmanager
 def standing_in(session: Session, args: Namespace) -> Iterator[None]:
-    """Show Megatron-LM's validation, in this block, values that it knows; its optimizers are refused otherwise.
+    """Show Megatron-LM's validation, in this block, values that it knows.
 
-    Its own Muon excludes the distributed optimizer, and a feature's need not.
+    What it demands of a choice of its own, a feature of the same name need not: its Muon excludes the
+    distributed optimizer.
     """
-    kept = {
-        dest: getattr(args, dest) for option, (dest, _) in STAND_INS.items() if bringing(session, option)
-    }
+    kept = {dest: getattr(args, dest) for option, (dest, _) in STAND_INS.items() if bringing(session, option)}
     for dest, value in STAND_INS.values():
         if dest in kept:
             setattr(args, dest, value)

@@ -21,7 +21,7 @@ costs_and_holders = st.integers(1, 5).flatmap(
 @given(costs_and_holders)
 def test_each_matrix_goes_to_a_holder_and_nobody_gets_more_than_needed(drawn):
     costs = [float(cost) for cost, _ in drawn]
-    held = [{rank: (0, 1) for rank in ranks} for _, ranks in drawn]
+    held = [dict.fromkeys(ranks, (0, 1)) for _, ranks in drawn]
     chosen = owners(costs, held)
     assert all(owner in pieces for owner, pieces in zip(chosen, held))
     if drawn and all(len(pieces) == max(map(len, held)) for pieces in held):

@@ -1,4 +1,4 @@
-"""The iteration brings singular values near one, as torch's Muon does, and over tensor-parallel ranks alike."""
+"""The iteration brings singular values near one, also over tensor-parallel ranks."""
 
 import pytest
 import torch

@@ -47,9 +47,11 @@ def test_declarations_import_neither_torch_nor_megatron():
 @pytest.mark.parametrize("value", ["fused_adam", "muon", "dist_muon"])
 def test_every_host_takes_the_optimizers(host, value):
     flags = ["--optimizer", value, "--transformer-impl", "local"]
-    made, args = plan_for(flags, platform="cpu", host=host, registry=INSTALLED)
+    made, parsed = plan_for(flags, platform="cpu", host=host, registry=INSTALLED)
     assert any(name.startswith("opt-") for name in made.names)
-    assert args.use_distributed_optimizer == (value == "dist_muon")
+    # In a library session the optimizer is the caller's, sharded or not.
+    sharded = getattr(parsed.args, "use_distributed_optimizer", None)
+    assert host == "library" or sharded == (value == "dist_muon")
 
 
 def problems(*flags, world_size=2):

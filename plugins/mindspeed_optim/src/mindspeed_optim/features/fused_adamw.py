@@ -89,11 +89,12 @@ class FusedAdamWOptimizer(Feature):
         as_adam("ep2", *SHARDED, *EP2, model=(*PLAIN, *EXPERTS)),
         as_adam("dp2-overlaps", *OVERLAPS),
         as_adam("bf16", *SHARDED, model=BF16, tolerance=1e-2),
-        as_adam("fsdp2", "--use-torch-fsdp2"),
+        as_adam("fsdp2", "--use-torch-fsdp2", "--untie-embeddings-and-output-weights"),
         Scenario(
             "selection", flags=(*PLAIN, "--optimizer-selection", SELECTIONS[0]), baseline=PLAIN, world_size=1
         ),
         resumed("resume", _RULE, SHARDED, TP2 + SHARDED),
+        as_adam("block-wise", *SHARDED, "--reuse-fp32-param", model=BF16, tolerance=1e-2),
     )
 
     @classmethod

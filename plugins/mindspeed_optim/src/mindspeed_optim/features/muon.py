@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
 from mindspeed_optim.features.muon_proofs import MUON_PROOFS
 from mindspeed_optim.muon.options import (
     BLOCKWISE,
@@ -109,53 +109,55 @@ class MuonOptimizer(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify: tuple[Scenario, ...] = MUON_PROOFS
+    verify = MUON_PROOFS
 
     @classmethod
     def presets(cls, args: Namespace) -> Mapping[str, Any]:
         """Shard where the name of the rule says so."""
-        return {"use_distributed_optimizer": True} if args.optimizer == DIST_MUON else {}
+        sharding = args.optimizer == DIST_MUON and hasattr(args, "use_distributed_optimizer")
+        return {"use_distributed_optimizer": True} if sharding else {}
 
     @classmethod
     def validate(cls, args: Namespace) -> Sequence[str]:
         """Refuse what the rule cannot compute."""
-        problems = []
         try:
-            muon_options(args)
+            options = muon_options(args)
         except ValueError as error:
-            problems.append(str(error))
-        if not 0.0 <= args.muon_momentum < 1.0:
-            problems.append(f"--muon-momentum {args.muon_momentum}: it is at least 0 and below 1")
-        for flag, beta in (("--lion-beta1", args.lion_beta1), ("--lion-beta2", args.lion_beta2)):
+            return (str(error),)
+        problems = []
+        if not 0.0 <= options.momentum < 1.0:
+            problems.append(f"--muon-momentum {options.momentum}: it is at least 0 and below 1")
+        for flag, beta in zip(("--lion-beta1", "--lion-beta2"), options.lion_betas):
             if not 0.0 <= beta < 1.0:
                 problems.append(f"{flag} {beta}: it is at least 0 and below 1")
-        if args.muon_extra_scale_factor <= 0.0:
-            problems.append(f"--muon-extra-scale-factor {args.muon_extra_scale_factor}: it is above 0")
+        if options.extra_scale <= 0.0:
+            problems.append(f"--muon-extra-scale-factor {options.extra_scale}: it is above 0")
         if getattr(args, "num_distributed_optimizer_instances", 1) > 1:
             problems.append(
                 f"--optimizer {args.optimizer} with --num-distributed-optimizer-instances "
-                f"{args.num_distributed_optimizer_instances}: shards of a matrix meet within one instance; leave "
-                "it at 1"
+                f"{args.num_distributed_optimizer_instances}: shards of a matrix meet within one instance; "
+                "leave it at 1"
             )
-        groups = getattr(args, "num_query_groups", None) or args.num_attention_heads
-        few = groups is not None and groups < args.tensor_model_parallel_size
-        if few and args.muon_split_qkv and args.muon_tp_mode != DUPLICATED:
+        grouped = getattr(args, "group_query_attention", True)
+        groups = getattr(args, "num_query_groups" if grouped else "num_attention_heads", None)
+        few = bool(groups) and groups < args.tensor_model_parallel_size
+        if few and options.split_qkv and options.tp_mode != DUPLICATED:
             problems.append(
-                f"--muon-tp-mode {args.muon_tp_mode} splits q, k and v on each of "
-                f"{args.tensor_model_parallel_size} tensor-parallel ranks, which share {groups} groups of heads; "
-                "use --muon-tp-mode duplicated, or --muon-no-split-qkv"
+                f"--muon-tp-mode {options.tp_mode} splits q, k and v on each of "
+                f"{args.tensor_model_parallel_size} tensor-parallel ranks, which share {groups} groups of "
+                "heads; use --muon-tp-mode duplicated, or --muon-no-split-qkv"
             )
         return problems
 
     @classmethod
     def notes(cls, args: Namespace) -> Sequence[str]:
         """Say what depends on the layout."""
-        if args.tensor_model_parallel_size == 1 or args.muon_tp_mode != BLOCKWISE:
+        if args.tensor_model_parallel_size == 1 or muon_options(args).tp_mode != BLOCKWISE:
             return ()
         return (
-            f"--muon-tp-mode {BLOCKWISE} orthogonalizes each tensor-parallel rank's part of a matrix by itself: "
-            "another --tensor-model-parallel-size trains another model; duplicated and distributed do not depend "
-            "on it",
+            f"--muon-tp-mode {BLOCKWISE} orthogonalizes each tensor-parallel rank's part of a matrix by "
+            "itself: another --tensor-model-parallel-size trains another model; duplicated and distributed "
+            "do not depend on it",
         )
 
     @hookimpl(wrapper=True)

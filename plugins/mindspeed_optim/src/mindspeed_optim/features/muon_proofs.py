@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mindspeed_core.feature import Resume, Scenario
 from mindspeed_optim.features.proofs import (
-    BF16,
     EP2,
     EXPERTS,
     OVERLAPS,
@@ -17,10 +16,15 @@ from mindspeed_optim.features.proofs import (
 )
 
 # Products of bfloat16 numbers, the default, would hide what layouts do.
-_RULE = ("--optimizer", "muon", "--muon-fp32-matmul-prec", "high", "--muon-use-nesterov")
+_RULE = (
+    *("--optimizer", "muon", "--muon-fp32-matmul-prec", "high", "--muon-use-nesterov"),
+    *("--muon-extra-scale-factor", "0.2"),
+)
 _WHOLE = (*_RULE, "--muon-tp-mode", "duplicated")
 _SHARED = (*_RULE, "--muon-tp-mode", "distributed")
 _GATED = (*PLAIN, "--swiglu")
+# The norm of gradients, by which they are clipped, is summed in another order over shards.
+_UNCLIPPED = ("--bf16", "--clip-grad", "0")
 _ADAM = ("--optimizer", "adam")
 _KEPT_NONE = "kept no exp_avg_sq"
 
@@ -48,7 +52,7 @@ MUON_PROOFS = (
         "tp2-gated-apart", (*_WHOLE, "--muon-split-gated"), (*TP2, *SHARDED), model=_GATED, ranks=2
     ),
     _alike("dp2-overlaps", OVERLAPS, SHARDED, PLAIN),
-    _alike("dp2-bf16", SHARDED, (), (*PLAIN, *BF16)),
+    _alike("dp2-bf16", SHARDED, (), (*PLAIN, *_UNCLIPPED)),
     resumed("resume-tp2", _WHOLE, SHARDED, (*TP2, *SHARDED)),
     resumed("resume-pp2", _WHOLE, SHARDED, (*PP2, *SHARDED)),
     Scenario(

@@ -1,8 +1,8 @@
 """How shards of a matrix meet: pieces travel to one of the ranks that hold them, and the update travels back.
 
 The distributed optimizer cuts matrices anywhere. Each matrix gets one owner among the ranks that have a piece
-of it, so that what lies on one rank does not travel at all. Who has what is computed on every rank; the pieces
-of all matrices go in one ``all_to_all``, and the updates in another one.
+of it, so that what lies on one rank does not travel at all. Who has what is computed on every rank; the
+pieces of all matrices go in one ``all_to_all``, and the updates in another one.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mindspeed_core.errors import UserError
 from mindspeed_core.megatron.parameter_parts import ParameterPart
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_optim.muon.options import DUPLICATED, MuonOptions
@@ -77,9 +78,15 @@ class Matrices:
                 config.num_query_groups < part.tensor_parallel_group.size()
             )
             gather_first = options.tp_mode == DUPLICATED and few
+            if few and not gather_first:
+                raise UserError(
+                    f"--muon-tp-mode {options.tp_mode}: {part.name} has {config.num_query_groups} groups of "
+                    f"heads, fewer than the {part.tensor_parallel_group.size()} tensor-parallel ranks; use "
+                    "--muon-tp-mode duplicated, or --muon-no-split-qkv"
+                )
             return Matrix(part, cut, *_by_groups(_group_sizes(config)), gather_first=gather_first)
         if options.split_gated and part.name.endswith("linear_fc1.weight") and config.gated_linear_unit:
-            return Matrix(part, cut, lambda whole: whole.chunk(2), torch.cat)
+            return Matrix(part, cut, lambda whole: whole.chunk(2), lambda pieces: torch.cat(list(pieces)))
         return Matrix(part, cut, lambda whole: (whole,), lambda pieces: pieces[0])
 
 

@@ -15,6 +15,7 @@ SCALE_MODES = ("spectral", "unit_rms_norm", "shape_scaling")
 PRECISIONS = ("low", "medium", "high")
 ADAM, LION = "adam", "lion"
 SCALAR_OPTIMIZERS = (ADAM, LION)
+_STEPS = 5
 SETS: dict[str, Coefficients] = {
     "simple": ((3.4445, -4.7750, 2.0315),),
     "quintic": (
@@ -77,22 +78,27 @@ class MuonOptions:
 
 
 def muon_options(args: Any) -> MuonOptions:
-    """Return the options that the flags say.
+    """Return the options that the flags say; what a host has no default of is as in `MuonOptions`.
 
     Raises:
         ValueError: the steps do not fit the coefficients.
     """
+    flags = {
+        "momentum": "muon_momentum",
+        "nesterov": "muon_use_nesterov",
+        "split_qkv": "muon_split_qkv",
+        "split_gated": "muon_split_gated",
+        "scale_mode": "muon_scale_mode",
+        "extra_scale": "muon_extra_scale_factor",
+        "precision": "muon_fp32_matmul_prec",
+        "tp_mode": "muon_tp_mode",
+        "scalar": "muon_scalar_optimizer",
+    }
+    given = {option: getattr(args, name, None) for option, name in flags.items()}
+    steps = getattr(args, "muon_num_ns_steps", None)
     return MuonOptions(
-        momentum=args.muon_momentum,
-        nesterov=args.muon_use_nesterov,
-        split_qkv=args.muon_split_qkv,
-        split_gated=args.muon_split_gated,
-        scale_mode=args.muon_scale_mode,
-        extra_scale=args.muon_extra_scale_factor,
-        precision=args.muon_fp32_matmul_prec,
-        coefficients=coefficients(args.muon_coefficient_type, args.muon_num_ns_steps),
-        tp_mode=args.muon_tp_mode,
-        scalar=args.muon_scalar_optimizer,
+        **{option: value for option, value in given.items() if value is not None},
+        coefficients=coefficients(args.muon_coefficient_type, _STEPS if steps is None else steps),
         lion_betas=(args.lion_beta1, args.lion_beta2),
     )
 
@@ -110,8 +116,8 @@ def coefficients(kind: str, steps: int) -> Coefficients:
     if kind == "polar_express":
         if steps < len(found):
             raise ValueError(
-                f"--muon-num-ns-steps {steps}: the coefficients of {kind} take {len(found)} steps or more; give "
-                f"--muon-num-ns-steps {len(found)}, or another --muon-coefficient-type"
+                f"--muon-num-ns-steps {steps}: the coefficients of {kind} take {len(found)} steps or more; "
+                f"give --muon-num-ns-steps {len(found)}, or another --muon-coefficient-type"
             )
         return found + found[-1:] * (steps - len(found))
     if steps < 1 or steps % len(found):

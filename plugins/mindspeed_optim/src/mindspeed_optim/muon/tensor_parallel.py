@@ -37,7 +37,7 @@ def orthogonalized(whole: torch.Tensor, matrix: Matrix, options: MuonOptions) ->
 
 def _alone(piece: torch.Tensor, options: MuonOptions) -> torch.Tensor:
     found = newton_schulz(piece, options.coefficients, precision=options.precision)
-    return found * (scale_factor(*piece.shape, options.scale_mode) * options.extra_scale)
+    return found * (scale_factor(piece.shape[0], piece.shape[1], options.scale_mode) * options.extra_scale)
 
 
 def _together(piece: torch.Tensor, group: Any, cut: int, options: MuonOptions) -> torch.Tensor:

@@ -73,7 +73,7 @@ class EmaAdamW(DescribedOptimizer):
         if not parameters:
             return
         moments = [[state[name] for state in states] for name in MOMENTS]
-        fused_kernel(parameters, gradients, *moments, group["step"], group, decoupled=self._decoupled)
+        fused_kernel(parameters, gradients, moments, group["step"], group, decoupled=self._decoupled)
         torch._foreach_lerp_([state[EMA] for state in states], parameters, 1 - decay_at(group))
 
 

@@ -19,8 +19,7 @@ from mindspeed_core.megatron.described_optimizer import MOMENTS, local_part
 def fused_kernel(
     parameters: list[torch.Tensor],
     gradients: list[torch.Tensor],
-    exp_avgs: list[torch.Tensor],
-    exp_avg_sqs: list[torch.Tensor],
+    moments: Sequence[list[torch.Tensor]],
     step: int,
     group: Mapping[str, Any],
     *,
@@ -30,9 +29,8 @@ def fused_kernel(
 
     Args:
         parameters: any shapes.
-        gradients: in the same shapes and order, like both moments.
-        exp_avgs: first moments.
-        exp_avg_sqs: second moments.
+        gradients: in the same shapes and order.
+        moments: first and second ones, likewise.
         step: number of this update, from 1.
         group: ``lr``, ``weight_decay``, ``betas`` and ``eps``.
         decoupled: weight decay is AdamW's; otherwise it is added to the gradient, as in Adam.
@@ -46,8 +44,8 @@ def fused_kernel(
     kernel(
         parameters,
         gradients,
-        exp_avgs,
-        exp_avg_sqs,
+        list(moments[0]),
+        list(moments[1]),
         [],
         [count] * len(parameters),
         lr=group["lr"],
@@ -73,9 +71,16 @@ class FusedAdamW(DescribedOptimizer):
         self.decoupled = decoupled
         super().__init__(param_groups)
 
-    def adam_kernel(self, *tensors: Any, step: int, group: Mapping[str, Any]) -> None:
+    def adam_kernel(
+        self,
+        parameters: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+        *moments: list[torch.Tensor],
+        step: int,
+        group: Mapping[str, Any],
+    ) -> None:
         """Update ranges of parameters; for an optimizer that keeps what belongs to them elsewhere."""
-        fused_kernel(*tensors, step, group, decoupled=self.decoupled)
+        fused_kernel(parameters, gradients, moments, step, group, decoupled=self.decoupled)
 
     def new_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         """Return both moments, zeros in the shape of the parameter."""

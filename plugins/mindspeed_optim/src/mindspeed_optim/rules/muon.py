@@ -86,7 +86,7 @@ class Muon(DescribedOptimizer):
             return
         momentum = self._momentum(gradient, state)
         found = orthogonalized(momentum.reshape(matrix.part.shape), matrix, self.options)
-        _apply(parameter, found, group)
+        _apply(parameter, group, found)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -116,8 +116,7 @@ class Muon(DescribedOptimizer):
                 group,
             )
         for number, found in self._orthogonalized(plan, momenta):
-            parameter, group = targets[number]
-            _apply(parameter, found, group)
+            _apply(*targets[number], found)
 
     def _with_gradient(self, group: Mapping[str, Any]) -> Iterator[torch.Tensor]:
         """Yield the parameters of a group that are updated."""
@@ -165,14 +164,12 @@ class Muon(DescribedOptimizer):
         """Update parameters that are no matrices."""
         if self.options.scalar == ADAM:
             moments = [[state[name] for state in states] for name in MOMENTS]
-            fused_kernel(
-                parameters, gradients, *moments, step=group["step"], group=group, decoupled=self._decoupled
-            )
+            fused_kernel(parameters, gradients, moments, group["step"], group, decoupled=self._decoupled)
             return
         beta1, beta2 = self.options.lion_betas
         for parameter, gradient, state in zip(parameters, gradients, states):
             momentum = state[_MOMENTUM]
-            _apply(parameter, momentum.lerp(gradient, 1 - beta1).sign_(), group)
+            _apply(parameter, group, momentum.lerp(gradient, 1 - beta1).sign_())
             momentum.lerp_(gradient, 1 - beta2)
 
     def _matrix(self, parameter: torch.Tensor) -> Matrix | None:
@@ -207,7 +204,7 @@ def _holders(ranges: Iterable[tuple[int, int]]) -> dict[int, tuple[int, int]]:
     return {rank: (start, stop) for rank, (start, stop) in enumerate(ranges) if start < stop}
 
 
-def _apply(parameter: torch.Tensor, direction: torch.Tensor, group: Mapping[str, Any]) -> None:
+def _apply(parameter: torch.Tensor, group: Mapping[str, Any], direction: torch.Tensor) -> None:
     """Decay a parameter and move it against a direction, by the learning rate each."""
     parameter.mul_(1 - group["lr"] * group["weight_decay"])
     parameter.sub_(direction.reshape(parameter.shape), alpha=group["lr"])

@@ -84,7 +84,7 @@ def add_megatron_arguments(parser):
     add("--normalization", default="LayerNorm", choices=["LayerNorm", "RMSNorm"])
     add("--position-embedding-type", default="learned_absolute", choices=("learned_absolute", "rope"))
     add("--transformer-impl", default="transformer_engine", choices=["local", "transformer_engine"])
-    add("--optimizer", default="adam", choices=["adam", "sgd"])
+    add("--optimizer", default="adam", choices=["adam", "sgd", "muon", "dist_muon"])
     add("--lr-decay-style", default="linear", choices=["constant", "linear", "cosine"])
     add("--distributed-backend", default="nccl", choices=["nccl", "gloo"])
     add("--ckpt-format", default="torch_dist", choices=["torch_dist", "torch"])
@@ -143,6 +143,8 @@ def validate_args(args, defaults=()):
     args.consumed_train_samples = 0
     args.consumed_valid_samples = 0
     args.iteration = 0
+    if "muon" in args.optimizer:
+        assert not args.use_distributed_optimizer, "Muon optimizer does not support distributed optimizer"
     if args.override_opt_param_scheduler:
         args.use_checkpoint_opt_param_scheduler = False
     args.virtual_pipeline_model_parallel_size = args.num_virtual_stages_per_pipeline_rank
