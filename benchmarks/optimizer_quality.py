@@ -1,9 +1,10 @@
 """Compare the losses of update rules with those of Adam, on real text: 300 steps, three seeds, one chart.
 
-The text is what Python brings along. Each seed draws weights and the order of samples, the same for every rule; CAdam
-is trained with Adam's rate divided by 3, 5 and 10, and the best of the three counts. The loss of a training is the mean
-of its last steps, and that of a rule the mean over seeds. Goals: moments in fewer bits at most 1 % above Adam, CAdam at
-most 3 %; a goal that is missed is said so, and kept in ``results/optimizer_quality.json`` with everything else.
+The text is what Python brings along. Each seed draws weights and the order of samples, the same for every
+rule; CAdam is trained with Adam's rate divided by 3, 5 and 10, and the best of the three counts. The loss of
+a training is the mean of its last steps, and that of a rule the mean over seeds. Goals: moments in fewer bits
+at most 1 % above Adam, CAdam at most 3 %; a goal that is missed is said so, and kept in
+``results/optimizer_quality.json``.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ MODEL = (
     "--platform cpu --num-layers 4 --hidden-size 128 --num-attention-heads 4 --ffn-hidden-size 352 --swiglu "
     "--normalization RMSNorm --position-embedding-type rope --disable-bias-linear --attention-dropout 0 "
     "--hidden-dropout 0 --seq-length 128 --micro-batch-size 8 --global-batch-size 8 --bf16 "
-    "--use-distributed-optimizer --clip-grad 1.0 --split 95,5,0 --num-workers 0 --log-interval 1 --eval-iters 0 "
-    "--lr-decay-style cosine --lr-warmup-fraction 0.05 --no-progress"
+    "--use-distributed-optimizer --clip-grad 1.0 --split 95,5,0 --num-workers 0 --log-interval 1 "
+    "--eval-iters 0 --lr-decay-style cosine --lr-warmup-fraction 0.05 --no-progress"
 ).split()
 RATE, DECAY = 2e-3, 0.1
 """Of Adam."""
@@ -118,7 +119,7 @@ def draw(losses: Mapping[str, Sequence[Sequence[float]]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train every rule, print the table and missed goals, and write numbers and chart where that is asked for."""
+    """Train every rule, print the table and missed goals, and write numbers and chart where asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

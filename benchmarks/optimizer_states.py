@@ -1,8 +1,8 @@
 """Count the bytes a parameter that update rules keep, at sizes that no block divides.
 
-A small model is trained for a step on two processes with the distributed optimizer, which cuts parameters anywhere.
-For each part of a parameter the bytes of its state are counted. A formula may be missed by the scales of one block
-that is cut, in every part.
+A small model is trained for a step on two processes with the distributed optimizer, which cuts parameters
+anywhere. For each part of a parameter the bytes of its state are counted. A formula may be missed by the
+scales of one block that is cut, in every part.
 """
 
 from __future__ import annotations

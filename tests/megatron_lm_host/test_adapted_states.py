@@ -1,4 +1,4 @@
-"""CAdam, averaged weights and quantised moments in Megatron-LM's loop: resumed exactly, exchanged with Adam."""
+"""CAdam, averaged weights and quantised moments in Megatron-LM's loop: resumed exactly, and in Adam."""
 
 import fake_training as fake
 import pytest

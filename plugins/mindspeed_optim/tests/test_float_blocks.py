@@ -1,4 +1,4 @@
-"""Blocks that share a power of two: exact where they are read again, and alike in every part of a parameter."""
+"""Blocks that share a power of two: exact where they are read again, alike in every part of a parameter."""
 
 import pytest
 import torch

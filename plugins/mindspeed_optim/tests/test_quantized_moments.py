@@ -1,4 +1,4 @@
-"""Moments of 8 and 16 bits inside the block-wise AdamW: no stall, no window, no shard changes what is computed."""
+"""Moments of 8 and 16 bits inside the block-wise AdamW: no stall, and no window or shard changes them."""
 
 import pytest
 import torch

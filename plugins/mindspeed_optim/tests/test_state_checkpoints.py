@@ -1,4 +1,4 @@
-"""Checkpoints of CAdam, averaged weights and quantised moments: resumed exactly, read elsewhere, and by Adam."""
+"""Checkpoints of CAdam, averaged weights and quantised moments: resumed, read elsewhere, and by Adam."""
 
 from __future__ import annotations
 

@@ -7,6 +7,6 @@ from mindspeed_core.feature import ExtensionPoint
 OPTIMIZER_STATES = ExtensionPoint(
     "memory.optimizer-states",
     group="mindspeed_memory.optimizer_states",
-    summary="Forms of the block-wise AdamW's moments, under the name of the feature that asks for one: functions from "
-    "platform and arguments to a `mindspeed_memory.optim.places.Device`",
+    summary="functions from platform and arguments to a mindspeed_memory.optim.places.Device, which stores "
+    "moments of the block-wise AdamW; each under the name of the feature that asks for it",
 )

@@ -1,7 +1,7 @@
 """Numbers of 8 bits with 4 bits of exponent and 3 of mantissa (e4m3fn), by integer arithmetic.
 
-The format of ``torch.float8_e4m3fn``: up to 448, no infinity. Devices without casts to 8 bits (Ascend 910B, GPUs
-before Ada) have integers, and rounding may be stochastic.
+The format of ``torch.float8_e4m3fn``: up to 448, no infinity. Devices without casts to 8 bits (Ascend 910B,
+GPUs before Ada) have integers, and rounding may be stochastic.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def to_e4m3(values: Tensor, bits: Tensor | None = None) -> Tensor:
 
     Args:
         values: float32; what is larger than `LARGEST` becomes the largest, infinities and NaNs become NaN.
-        bits: random, int32, in the shape of the values: round up with a probability of how far a number lies above
-            its lower neighbour. By default to nearest, ties to even.
+        bits: random, int32, in the shape of the values: round up with a probability of how far a number lies
+            above its lower neighbour. By default to nearest, ties to even.
 
     Returns:
         Codes, uint8.

@@ -42,8 +42,8 @@ class Exported:
 def export_averages(source: Path, target: Path, step: int | None = None) -> Exported:
     """Write a checkpoint whose weights are the averages in another one, in the dtypes of its weights.
 
-    It holds no optimizer: it is loaded with ``--finetune``, ``--pretrained-checkpoint`` or ``--no-load-optim``, and
-    sampled. All weights are in memory once.
+    It holds no optimizer: it is loaded with ``--finetune``, ``--pretrained-checkpoint`` or
+    ``--no-load-optim``, and sampled. All weights are in memory once.
 
     Args:
         source: a folder of checkpoints.
@@ -98,7 +98,8 @@ def _write(
         stored = index.tensors[read]
         if stored.shape != entry.shape:
             raise CheckpointError(
-                f"{directory}: the average of {key} has the shape {list(stored.shape)}, the weight {list(entry.shape)}"
+                f"{directory}: the average of {key} has the shape {list(stored.shape)}, the weight "
+                f"{list(entry.shape)}"
             )
         value = {read: torch.empty(stored.shape, dtype=stored.torch_dtype)}
         with _without_groups():

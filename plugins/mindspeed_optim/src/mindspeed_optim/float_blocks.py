@@ -1,12 +1,12 @@
 """Float32 numbers in 16 or 8 bits each, with a scale for every block of 128.
 
 A scale is a power of two, kept as its exponent in one byte. It is the smallest one with which the largest
-number of the block is in the format's range. Multiplying by it is exact, and the rounded block asks for the same
-scale again, or for half of it, with which the format has the same numbers: encoding what was decoded changes no
-number.
+number of the block is in the format's range. Multiplying by it is exact, and the rounded block asks for the
+same scale again, or for half of it, with which the format has the same numbers: encoding what was decoded
+changes nothing.
 
-Blocks begin at multiples of 128 of the flattened parameter of the model, not of the part that a rank has of it.
-So two ranks that share a parameter encode it as one rank does, but for the block that lies on both.
+Blocks begin at multiples of 128 of the flattened parameter of the model, not of the part that a rank has of
+it. So two ranks that share a parameter encode it as one rank does, but for the block that lies on both.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BlockFormat:
 FLOAT16 = BlockFormat(torch.float16, top=15, carry=0x1000, lowest=-102)
 """Largest number 65504; 65520 would be rounded to infinity."""
 E4M3 = BlockFormat(torch.uint8, top=8, carry=0x1FFFFF, lowest=-117)
-"""Codes of e4m3, largest number 448. A number that grows past it in small steps has to find a code above it."""
+"""Codes of e4m3, largest number 448; what grows past it in small steps has to find a code above it."""
 E4M3_ROOT = BlockFormat(torch.uint8, top=8, carry=0x1FFFFF, lowest=-54)
 """Codes of square roots: the square of the smallest one is a normal float32 number."""
 

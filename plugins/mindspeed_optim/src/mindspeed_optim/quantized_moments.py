@@ -1,8 +1,8 @@
 """Adam's moments in 8 or 16 bits, as a place of mindspeed-memory's block-wise AdamW.
 
 A window of a moment is made float32, updated, and rounded back stochastically (`stochastic_rounding`).
-The second moment has 8 bits as its square root: squares of gradients span twice as many powers of two, and those
-that a format does not resolve would divide by zero.
+The second moment has 8 bits as its square root: squares of gradients span twice as many powers of two, and
+those that a format does not resolve would divide by zero.
 """
 
 from __future__ import annotations

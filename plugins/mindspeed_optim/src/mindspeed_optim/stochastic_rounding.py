@@ -1,12 +1,12 @@
 """Rounding to fewer bits that is right on average.
 
 An average with a factor of 0.999 moves by a thousandth per update, which is less than half of the distance
-between two numbers of 16 or 8 bits: rounded to nearest, it would stay where it is. Rounded up with a probability
-of how far it lies above the lower neighbour, it moves as often as it should.
+between two numbers of 16 or 8 bits: rounded to nearest, it would stay where it is. Rounded up with a
+probability of how far it lies above the lower neighbour, it moves as often as it should.
 
-The random bits of a number depend on the step and on its place in the whole parameter, and on nothing else. So
-replicas of a parameter stay the same, whoever shards them however, layouts round alike, and a resumed run goes on
-exactly.
+The random bits of a number depend on the step and on its place in the whole parameter, and on nothing else.
+So replicas of a parameter stay the same, whoever shards them however, layouts round alike, and a resumed run
+goes on exactly.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def windows(
         sizes: elements of each parameter.
         limit: the most elements of a window.
         align: a parameter is cut at multiples of this many of its own elements; at most ``limit``.
-        leads: elements that are counted before the first one of each parameter, less than ``align``; by default
-            none.
+        leads: elements that are counted before the first one of each parameter, less than ``align``; by
+            default none.
 
     Raises:
         ValueError: ``limit`` is less than ``align``.

@@ -58,7 +58,8 @@ class EmaOptimizer(Feature):
         found = []
         if args.optimizer != "adam":
             found.append(
-                f"{_SELECTION} {_VALUE} is a kernel of Adam, and --optimizer is {args.optimizer}; drop one of the two"
+                f"{_SELECTION} {_VALUE} is a kernel of Adam, and --optimizer is {args.optimizer}; drop one "
+                "of the two"
             )
         if not 0 <= args.ema_decay <= 1:
             found.append(f"{_DECAY} {args.ema_decay:g} is no factor of an average; give one from 0 to 1")

@@ -27,7 +27,7 @@ class QuantStates(Feature):
             _FLAG,
             type=str,
             choices=(FP8, BF16, MXFP8, HIF8),
-            help="Store moments in 8 bits with a scale for every 128 (fp8), or in bfloat16, rounded stochastically.",
+            help="Store moments in 8 bits with a scale for every 128 (fp8), or in bfloat16.",
         ),
     )
     requires = (IN_BLOCKS,)
@@ -49,10 +49,12 @@ class QuantStates(Feature):
         found = []
         if args.quant_states in (MXFP8, HIF8):
             found.append(
-                f"{_FLAG} {args.quant_states}: this format is not stored; use {_FLAG} {FP8}, which takes as many bytes"
+                f"{_FLAG} {args.quant_states}: this format is not stored; use {_FLAG} {FP8}, which takes as "
+                "many bytes"
             )
         if getattr(args, "reuse_fp32_param", False) and args.reuse_fp32_ties == SIGN:
             found.append(
-                f"--reuse-fp32-ties {SIGN}: a second moment that {_FLAG} stores has no sign; use --reuse-fp32-ties list"
+                f"--reuse-fp32-ties {SIGN}: a second moment that {_FLAG} stores has no sign; use "
+                "--reuse-fp32-ties list"
             )
         return found

@@ -17,11 +17,12 @@ _KEPT = "moment"
 class CAdam(DescribedOptimizer):
     """Move every number by the learning rate, in the direction of its average gradient.
 
-    ``p = p (1 - lr weight_decay) - lr sign(m)`` with ``m = beta1 m + (1 - beta1) g``: there is no second moment
-    and no correction of bias. It is Lion (https://arxiv.org/abs/2302.06675) with one factor in the place of two.
+    ``p = p (1 - lr weight_decay) - lr sign(m)`` with ``m = beta1 m + (1 - beta1) g``: there is no second
+    moment and no correction of bias. It is Lion (https://arxiv.org/abs/2302.06675) with one factor in the
+    place of two.
 
-    Between updates the moment has 16 bits a number, and a power of two for every block of 128. Its description
-    in float32 is exact.
+    Between updates the moment has 16 bits a number, and a power of two for every block of 128. Its
+    description in float32 is exact.
     """
 
     def new_state(self, parameter: torch.Tensor) -> dict[str, Any]:

@@ -20,9 +20,9 @@ UPDATES = "ema_updates"
 class EmaAdamW(DescribedOptimizer):
     """AdamW, and ``ema = d ema + (1 - d) p`` after each update.
 
-    ``d`` is ``min(decay, (1 + n) / (10 + n))`` in update ``n`` of the average, from 1: the average forgets where
-    training began. The count is kept apart from the steps of AdamW, since an average may begin in a run that
-    goes on.
+    ``d`` is ``min(decay, (1 + n) / (10 + n))`` in update ``n`` of the average, from 1: the average forgets
+    where training began. The count is kept apart from the steps of AdamW, since an average may begin in a run
+    that goes on.
     """
 
     further = (EMA,)
