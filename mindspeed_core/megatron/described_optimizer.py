@@ -52,8 +52,8 @@ class DescribedOptimizer(torch.optim.Optimizer, ABC):
     further: ClassVar[tuple[str, ...]] = ()
     """Names of described tensors beside the two moments; they are saved under keys of their own."""
     counts: ClassVar[tuple[str, ...]] = ()
-    """Names of whole numbers in groups of parameters, beside ``step``, that the rule counts up from 0; a run goes
-    on from those of its checkpoint, and from 0 where that has none."""
+    """Names of whole numbers in groups of parameters, beside ``step``, that the rule counts up from 0; a run
+    goes on from those of its checkpoint, and from 0 where that has none."""
 
     def __init__(self, param_groups: list[dict[str, Any]], defaults: Mapping[str, Any] | None = None) -> None:
         """Take over groups of parameters as they are; nothing is copied.
