@@ -1,4 +1,4 @@
-"""What the tensors that an inner optimizer updates are parts of.
+"""Places of the tensors that an inner optimizer updates, in the parameters of the model.
 
 An update rule sees tensors: with the distributed optimizer a flat range of a parameter, that begins and ends
 anywhere, and with fully sharded data parallelism some of its rows. Rules that look beyond single elements
@@ -24,7 +24,7 @@ from mindspeed_core.megatron.unwrap import unwrap
 
 @dataclass(frozen=True, eq=False)
 class ParameterPart:
-    """What this rank updates of a parameter of the model.
+    """Range of a parameter of the model that this rank updates.
 
     Attributes:
         parameter: the model's parameter; None for a rule that is used without megatron-core.

@@ -1,4 +1,4 @@
-"""What an update rule is told of its tensors is where they lie in the model's parameters, on every rank."""
+"""An update rule is told where its tensors lie in the parameters of the model, on every rank."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ class Probe:
 
 
 def looked_at(names):
-    """What is wrong with the parts of each layout."""
+    """Return mistakes in the parts of each layout."""
     found = {}
     for name in names:
         probe = Probe()

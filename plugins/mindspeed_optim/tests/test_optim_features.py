@@ -22,7 +22,7 @@ MUON = ("--optimizer", "muon")
 SHARDED = ("--use-distributed-optimizer",)
 TP2 = ("--tensor-model-parallel-size", "2")
 PP2 = ("--pipeline-model-parallel-size", "2")
-ALWAYS = ("opt-muon-tp2-dp2", "opt-muon-ep2", "opt-muon-into-adam", "opt-muon-resume-tp2")
+ALWAYS = ("opt-muon-tp2-dp2", "opt-muon-resume-tp2")
 
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)

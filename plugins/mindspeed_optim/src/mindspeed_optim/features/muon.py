@@ -34,7 +34,7 @@ class MuonOptimizer(Feature):
 
     name = "opt-muon"
     family = "optim"
-    summary = "Update matrices by their orthogonalized momentum (Muon), everything else by Adam or Lion"
+    summary = "Update matrices by their orthogonalized momentum (Muon), others by Adam"
     flags = (
         Flag(
             "--optimizer",

@@ -10,7 +10,7 @@ from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Patch, Require
 from mindspeed_optim.features.proofs import BF16, PLAIN, SHARDED
 
 _STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
-"""What Megatron-FSDP shards, by stage of ZeRO."""
+"""Strategies of Megatron-FSDP by stage of ZeRO."""
 _MANY = 16
 """Micro-batches whose sum in bfloat16 loses more than a rank's own rounding."""
 

@@ -1,4 +1,4 @@
-"""How shards of a matrix meet: pieces travel to one of the ranks that hold them, and the update travels back.
+"""Exchange of shards: pieces of a matrix travel to one of its holders, and the update travels back.
 
 The distributed optimizer cuts matrices anywhere. Each matrix gets one owner among the ranks that have a piece
 of it, so that what lies on one rank does not travel at all. Who has what is computed on every rank; the

@@ -8,7 +8,7 @@ from typing import Any
 Coefficients = tuple[tuple[float, float, float], ...]
 """``a``, ``b`` and ``c`` of every step of the iteration."""
 BLOCKWISE, DUPLICATED, DISTRIBUTED = "blockwise", "duplicated", "distributed"
-"""What tensor-parallel ranks do with a matrix that they share: each its own part alone; each the whole;
+"""Ways of tensor-parallel ranks with a matrix that they share: each its own part alone; each the whole;
 the product together."""
 TP_MODES = (BLOCKWISE, DUPLICATED, DISTRIBUTED)
 SCALE_MODES = ("spectral", "unit_rms_norm", "shape_scaling")

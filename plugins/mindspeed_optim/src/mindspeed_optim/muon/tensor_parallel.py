@@ -1,4 +1,4 @@
-"""What tensor-parallel ranks do with a matrix that they share."""
+"""Orthogonalization of matrices that tensor-parallel ranks share."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _MOMENTUM = MOMENTS[0]
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is done with the matrices of an optimizer.
+    """Matrices of an optimizer, and the way in which their shards meet.
 
     Attributes:
         matrices: by the model's parameter, in an order that all ranks share.
