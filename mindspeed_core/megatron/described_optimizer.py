@@ -51,6 +51,9 @@ class DescribedOptimizer(torch.optim.Optimizer, ABC):
 
     further: ClassVar[tuple[str, ...]] = ()
     """Names of described tensors beside the two moments; they are saved under keys of their own."""
+    counts: ClassVar[tuple[str, ...]] = ()
+    """Names of whole numbers in groups of parameters, beside ``step``, that the rule counts up from 0; a run
+    goes on from those of its checkpoint, and from 0 where that has none."""
 
     def __init__(self, param_groups: list[dict[str, Any]], defaults: Mapping[str, Any] | None = None) -> None:
         """Take over groups of parameters as they are; nothing is copied.
@@ -246,12 +249,13 @@ class DescribedOptimizer(torch.optim.Optimizer, ABC):
             step: number of updates so far, where ``saved`` does not tell.
         """
         kept = {"params", "step", "is_expert_parallel", *self.defaults}
+        group.update(dict.fromkeys(self.counts, 0))
         group.update({key: value for key, value in saved.items() if key not in kept})
         group["step"] = int(saved.get("step") or 0) if step is None else int(step)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; parameters of the distributed optimizer are views, which torch's own check refuses."""
-        param_group.update({"step": 0, **self.defaults})
+        param_group.update({"step": 0, **dict.fromkeys(self.counts, 0), **self.defaults})
         self.param_groups.append(param_group)
 
     @torch.no_grad()

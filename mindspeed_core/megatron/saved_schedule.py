@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_core.instruments.kept_state import inner_optimizers
 
 Values = dict[str, Any]
 
@@ -54,7 +55,8 @@ def group_values(optimizer: Any) -> tuple[Values, ...]:
         optimizer: of megatron-core; of anything without groups nothing is returned.
     """
     groups = getattr(optimizer, "param_groups", None) or ()
-    return tuple({name: value for name, value in group.items() if name not in _PROGRESS} for group in groups)
+    progress = {*_PROGRESS, *_counts(optimizer)}
+    return tuple({name: value for name, value in group.items() if name not in progress} for group in groups)
 
 
 def check_schedule(scheduler: Any, saved: Mapping[str, Any], where: str) -> None:
@@ -121,6 +123,11 @@ def settle_groups(
     # The scheduler has set the rates before it had all of its values, and by those of the loaded groups.
     scheduler.step(0)
     return notes
+
+
+def _counts(optimizer: Any) -> set[str]:
+    """Return what update rules count in groups of parameters, beside steps."""
+    return {name for inner in inner_optimizers(optimizer) for name in getattr(inner, "counts", ())}
 
 
 def _takes_flags(scheduler: Any) -> bool:

@@ -189,9 +189,9 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 "give it to torchrun, or use mindspeed-train --nproc",
                 "--nproc-per-node --nnodes --node-rank --master-addr --master-port",
             ),
-            "averaged weights belong to the package mindspeed-optim, which is not published yet": (
-                LEAVE_OUT,
-                "--use-ema --ema-decay",
+            "averaged weights are kept by an optimizer, of the package mindspeed-optim": (
+                "use --optimizer-selection fused_ema_adamw",
+                "--use-ema",
             ),
             "parameters are sharded over all data-parallel ranks, and not over groups of them": (
                 "use --use-torch-fsdp2",

@@ -7,9 +7,14 @@ from mindspeed_core.testing import run_world
 
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 SHARDED = ("--use-distributed-optimizer",)
+# The loop reduces gradients in the type of the model.
+HALF = (*SHARDED, "--bf16", "--grad-reduce-in-bf16")
 CASES = {
     "fused": (SHARDED, ("--optimizer", "fused_adam")),
     "muon": (SHARDED, ("--optimizer", "muon", "--muon-nesterov", "--muon-momentum", "0.9")),
+    "cadam": (HALF, ("--optimizer", "cadam")),
+    "averaged weights": (HALF, ("--optimizer-selection", "fused_ema_adamw", "--ema-decay", "0.5")),
+    "moments of 8 bits": (HALF, ("--quant-states", "fp8")),
     "muon, shared by tensor-parallel ranks": (TP2, ("--optimizer", "muon", "--muon-tp-mode", "distributed")),
 }
 

@@ -9,6 +9,7 @@ from megatron.core.optimizer.optimizer import FP32Optimizer
 
 from mindspeed_core import CheckpointError, DescribedOptimizer, SessionError, UserError, put_inside
 from mindspeed_core.megatron import optimizer_state
+from mindspeed_core.megatron.saved_schedule import group_values
 from mindspeed_core.runtime.instance_patches import Instances
 
 
@@ -84,6 +85,30 @@ def test_its_own_hyperparameters_are_those_of_the_run():
     optimizer.load_state_dict(saved)
     assert optimizer.param_groups[0]["decay"] == 0.75
     assert optimizer.param_groups[0]["lr"] == 3.0
+
+
+class Counting(Momentum):
+    counts = ("halvings",)
+
+    def step(self, closure=None):
+        super().step()
+        self.param_groups[0]["halvings"] += 1
+
+
+def test_what_a_rule_counts_goes_on_and_begins_at_zero_where_nobody_counted():
+    saved = stepped(Counting)[1].state_dict()
+    assert saved["param_groups"][0]["halvings"] == 1
+    optimizer = Counting(groups(torch.nn.Parameter(torch.zeros(2))))
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["halvings"] == 1
+    optimizer.load_state_dict(stepped()[1].state_dict())
+    assert optimizer.param_groups[0]["halvings"] == 0
+
+
+def test_what_a_rule_counts_is_no_constant_that_a_schedule_decides():
+    inner = stepped(Counting)[1]
+    whole = SimpleNamespace(param_groups=inner.param_groups, optimizer=inner)
+    assert all("halvings" not in values and "decay" in values for values in group_values(whole))
 
 
 def test_what_is_saved_does_not_change_with_the_next_update_of_a_copy():

@@ -36,6 +36,24 @@ def test_parts_of_a_window_are_the_window(sizes, limit, smaller):
         assert elements == [(p.index, element) for p in window for element in range(p.start, p.stop)]
 
 
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 300)), max_size=8),
+    st.integers(1, 100),
+    st.integers(1, 16),
+)
+def test_parts_of_larger_parameters_are_cut_at_multiples_of_those(parts, limit, align):
+    sizes, leads = [size for size, _ in parts], [start % align for _, start in parts]
+    found = windows(sizes, max(limit, align), align, leads)
+    smaller = [piece for window in found for part in cut(window, align, align, leads) for piece in part]
+    for pieces in ([piece for window in found for piece in window], smaller):
+        covered = [(p.index, element) for p in pieces for element in range(p.start, p.stop)]
+        assert covered == [(index, element) for index, size in enumerate(sizes) for element in range(size)]
+        for piece in pieces:
+            assert piece.start == 0 or (leads[piece.index] + piece.start) % align == 0
+    assert all(0 < sum(piece.size for piece in window) <= max(limit, align) for window in found)
+
+
 def test_a_large_parameter_is_spread_over_windows():
     assert windows([5, 2], 3) == [(Piece(0, 0, 3),), (Piece(0, 3, 5), Piece(1, 0, 1)), (Piece(1, 1, 2),)]
 

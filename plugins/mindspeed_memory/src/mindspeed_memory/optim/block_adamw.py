@@ -86,8 +86,8 @@ class BlockAdamW(MainParameterOptimizer):
 
     def new_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         """Return moments of zeros, and the main parameter of one with 16 bits, equal to it."""
-        size, device = parameter.numel(), parameter.device
-        state: dict[str, Any] = {name: self.place.zeros(name, size, device) for name in MOMENTS}
+        size, device, part = parameter.numel(), parameter.device, self.part_of(parameter)
+        state: dict[str, Any] = {name: self.place.zeros(name, size, device, part) for name in MOMENTS}
         if parameter.dtype == torch.float32:
             return state
         if self.options.master == SPLIT:
@@ -206,7 +206,8 @@ class BlockAdamW(MainParameterOptimizer):
         own = self.local_part(parameter)
         if MAIN not in held:
             return self.new_state(own)
-        return {name: self.place.zeros(name, own.numel(), own.device) for name in MOMENTS}
+        part = self.part_of(parameter)
+        return {name: self.place.zeros(name, own.numel(), own.device, part) for name in MOMENTS}
 
     @property
     def _signs(self) -> bool:
@@ -216,7 +217,13 @@ class BlockAdamW(MainParameterOptimizer):
     def _windows(self, parameters: Sequence[torch.Tensor]) -> list[Window]:
         elements = sum(local_part(p).numel() for group in self.param_groups for p in group["params"])
         sizes = [local_part(parameter).numel() for parameter in parameters]
-        return windows(sizes, self.place.window(elements), self.place.align)
+        return windows(sizes, self.place.window(elements), self.place.align, self._leads(parameters))
+
+    def _leads(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+        """Return how many elements lie before each parameter's first, up to where it could be cut."""
+        if not self.place.along_parameter:
+            return [0] * len(parameters)
+        return [self.part_of(parameter).start % self.place.align for parameter in parameters]
 
     def _pieces(self, own: torch.Tensor) -> Iterator[Piece]:
         for window in windows([own.numel()], self.place.block, self.place.align):
@@ -255,7 +262,8 @@ class BlockAdamW(MainParameterOptimizer):
     def _update_window(self, job: _Job, staged: Mapping[tuple[int, str], torch.Tensor]) -> None:
         starts = {piece.index: piece.start for piece in job.window}
         size = sum(piece.size for piece in job.window)
-        for part in cut(job.window, self.place.batch(size), self.place.align):
+        leads = self._leads(job.parameters)
+        for part in cut(job.window, self.place.batch(size), self.place.align, leads):
             batch = _Batch()
             for piece in part:
                 start = piece.start - starts[piece.index]
@@ -264,13 +272,18 @@ class BlockAdamW(MainParameterOptimizer):
                     for (index, name), whole in staged.items()
                     if index == piece.index
                 }
-                self._add(batch, job.parameters[piece.index], piece, found)
+                self._add(batch, job.parameters[piece.index], piece, found, job.group["step"])
             self._call(job.group, batch)
             for action in batch.afterwards:
                 action()
 
     def _add(
-        self, batch: _Batch, parameter: torch.Tensor, piece: Piece, staged: Mapping[str, torch.Tensor]
+        self,
+        batch: _Batch,
+        parameter: torch.Tensor,
+        piece: Piece,
+        staged: Mapping[str, torch.Tensor],
+        step: int,
     ) -> None:
         """Add a range of a parameter to what AdamW is called with."""
         own, state = local_part(parameter), self.state_of(parameter)
@@ -279,14 +292,14 @@ class BlockAdamW(MainParameterOptimizer):
         batch.gradients.append(
             self.float32_gradient(local_part(gradient).reshape(-1)[piece.start : piece.stop])
         )
-        moments = [self._fetched(batch, state[name], piece, staged.get(name)) for name in MOMENTS]
+        moments = [self._fetched(batch, state[name], piece, staged.get(name), step) for name in MOMENTS]
         if RESIDUAL in state:
             main = self._joined(parameter, state, piece, moments[1], offset=piece.start)
             if self._signs:
                 moments[1].view(torch.int32).bitwise_and_(_NO_SIGN)
             batch.afterwards.insert(0, lambda: self._split(own, state, piece, main, moments[1]))
         elif MAIN in state:
-            main = self._fetched(batch, state[MAIN], piece, staged.get(MAIN))
+            main = self._fetched(batch, state[MAIN], piece, staged.get(MAIN), step)
             batch.afterwards.append(lambda: _copy(_range(own, piece), main))
         else:
             main = _range(own, piece)
@@ -294,12 +307,14 @@ class BlockAdamW(MainParameterOptimizer):
         for moment, column in zip(moments, batch.moments):
             column.append(moment)
 
-    def _fetched(self, batch: _Batch, kept: Kept, piece: Piece, staged: torch.Tensor | None) -> torch.Tensor:
+    def _fetched(
+        self, batch: _Batch, kept: Kept, piece: Piece, staged: torch.Tensor | None, step: int
+    ) -> torch.Tensor:
         """Return a range of kept numbers on the device, which AdamW changes."""
         if staged is not None:
             return staged
         values = kept.take(piece.start, piece.stop)
-        batch.afterwards.append(lambda: kept.give(piece.start, piece.stop, values))
+        batch.afterwards.append(lambda: kept.give(piece.start, piece.stop, values, step))
         return values
 
     def _call(self, group: Mapping[str, Any], batch: _Batch) -> None:

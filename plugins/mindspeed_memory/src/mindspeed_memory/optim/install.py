@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core.optimizer import ChainedOptimizer
 
+from mindspeed_core.discovery.extensions import installed_extensions
 from mindspeed_core.errors import UserError
 from mindspeed_core.megatron.inner_optimizer import put_inside
+from mindspeed_memory.extension_points import OPTIMIZER_STATES
 from mindspeed_memory.optim.block_adamw import BlockAdamW
 from mindspeed_memory.optim.options import COMPRESSED, SWAPPED, VIRTUAL, BlockOptions
 from mindspeed_memory.optim.places import Budget, Compressor, Device, Host
 
 if TYPE_CHECKING:
-    from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.session import Session
 
 
@@ -42,16 +43,22 @@ def install(session: Session, optimizer: Any, options: BlockOptions, pg: Any, ow
     former = _inner(optimizer)
     decoupled = {_is_decoupled(inner, owner) for inner in former}
     kernel = next((inner.adam_kernel for inner in former if hasattr(inner, "adam_kernel")), None)
-    place = _place(session.platform, options, pg)
+    place = _place(session, options, pg)
     session.state(InnerOptimizers).found = put_inside(
         session,
         optimizer,
         lambda groups: BlockAdamW(groups, options, place, decoupled=decoupled == {True}, kernel=kernel),
         owner=owner,
+        pg=pg,
     )
 
 
-def _place(platform: Platform, options: BlockOptions, pg: Any) -> Device:
+def _place(session: Session, options: BlockOptions, pg: Any) -> Device:
+    platform = session.platform
+    contributed = installed_extensions(OPTIMIZER_STATES)
+    if options.place in contributed.names():
+        place: Device = contributed.get(options.place)(platform, session.args)
+        return place
     if options.place == SWAPPED:
         return Host(platform, options.times)
     if options.place == VIRTUAL:

@@ -6,6 +6,9 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_core.discovery.extensions import installed_extensions
+from mindspeed_memory.extension_points import OPTIMIZER_STATES
+
 WHOLE, SPLIT = "whole", "split"
 """Forms of main parameters: float32 numbers; the weight and 16 further bits."""
 LIST, SIGN = "list", "sign"
@@ -29,7 +32,8 @@ class BlockOptions:
         master: `WHOLE` or `SPLIT`.
         rounding: of split main parameters, see `mindspeed_memory.optim.split_master`.
         ties: `LIST` or `SIGN`.
-        place: one of `ON_DEVICE`, `SWAPPED`, `VIRTUAL` and `COMPRESSED`.
+        place: one of `ON_DEVICE`, `SWAPPED`, `VIRTUAL` and `COMPRESSED`, or a name that is contributed to
+            `OPTIMIZER_STATES`.
         times: windows in which a step takes what is swapped; 0 for one that is copied back after the step.
         budget: bytes of the host for moments under `VIRTUAL`, of each pipeline stage.
     """
@@ -44,7 +48,8 @@ class BlockOptions:
 
 def block_options(args: Any, active: Container[str]) -> BlockOptions:
     """Return the options of the active features, by name."""
-    place = next((place for name, place in _PLACES.items() if name in active), ON_DEVICE)
+    places = {**_PLACES, **{name: name for name in installed_extensions(OPTIMIZER_STATES).names()}}
+    place = next((place for name, place in places.items() if name in active), ON_DEVICE)
     options = BlockOptions(place=place)
     if REUSE in active:
         options = BlockOptions(SPLIT, args.reuse_fp32_rounding, args.reuse_fp32_ties, place)

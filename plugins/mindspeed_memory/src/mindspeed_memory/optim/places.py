@@ -11,7 +11,10 @@ from mindspeed_memory.optim.exponent_codec import decode, encode
 from mindspeed_memory.optim.transfers import Transfers
 
 if TYPE_CHECKING:
+    from mindspeed_core.megatron.parameter_parts import ParameterPart
     from mindspeed_core.platforms.platform import Platform
+
+    Part = ParameterPart | None
 
 _ITEM = 4
 _SHARES = 16
@@ -34,8 +37,8 @@ class Kept(Protocol):
     def take(self, start: int, stop: int) -> torch.Tensor:
         """Return the numbers of a range on the device, which may be changed."""
 
-    def give(self, start: int, stop: int, values: torch.Tensor) -> None:
-        """Take back the numbers that `take` returned, changed."""
+    def give(self, start: int, stop: int, values: torch.Tensor, step: int) -> None:
+        """Take back the numbers that `take` returned, changed in the update of that number, from 1."""
 
 
 class Plain(NamedTuple):
@@ -56,7 +59,7 @@ class Plain(NamedTuple):
         """Return the numbers of a range in place."""
         return self.tensor[start:stop]
 
-    def give(self, start: int, stop: int, values: torch.Tensor) -> None:
+    def give(self, start: int, stop: int, values: torch.Tensor, step: int) -> None:
         """Do nothing: they were changed in place."""
 
 
@@ -83,7 +86,7 @@ class Compressed(NamedTuple):
             decode(self.parts[index], part)
         return result
 
-    def give(self, start: int, stop: int, values: torch.Tensor) -> None:
+    def give(self, start: int, stop: int, values: torch.Tensor, step: int) -> None:
         """Compress the numbers that `take` returned, changed."""
         for index, part in enumerate(values.split(self.chunk), start // self.chunk):
             self.parts[index] = encode(part)
@@ -94,11 +97,13 @@ class Device:
 
     Attributes:
         align: parameters are cut at multiples of so many of their elements.
+        along_parameter: elements are those of the model's parameter, and not of the part that this rank has.
         block: the most elements for which temporary tensors are made.
         deferred: copies back to the host may end after the step.
     """
 
     align = 1
+    along_parameter = False
     deferred = False
 
     def __init__(self, platform: Platform, block: int = BLOCK) -> None:
@@ -106,8 +111,15 @@ class Device:
         self.platform = platform
         self.block = block
 
-    def zeros(self, name: str, size: int, device: torch.device) -> Kept:
-        """Return so many zeros of a parameter on a device, for a kind of state."""
+    def zeros(self, name: str, size: int, device: torch.device, part: Part = None) -> Kept:
+        """Return zeros for the state of a parameter.
+
+        Args:
+            name: the kind of state.
+            size: how many.
+            device: that of the parameter.
+            part: where they lie in the model's parameter; None where that is not known.
+        """
         return Plain(torch.zeros(size, dtype=torch.float32, device=device))
 
     def adopted(self, name: str, tensor: torch.Tensor) -> Kept | None:
@@ -136,7 +148,7 @@ class Host(Device):
         self._times = times
         self.deferred = times == 0
 
-    def zeros(self, name: str, size: int, device: torch.device) -> Kept:
+    def zeros(self, name: str, size: int, device: torch.device, part: Part = None) -> Kept:
         """Return zeros in a buffer of the host."""
         return Plain(self.platform.pinned_empty((size,), torch.float32).zero_(), on_host=True)
 
@@ -165,7 +177,7 @@ class Budget(Host):
         super().__init__(platform, times, block)
         self.left = budget
 
-    def zeros(self, name: str, size: int, device: torch.device) -> Kept:
+    def zeros(self, name: str, size: int, device: torch.device, part: Part = None) -> Kept:
         """Return zeros on the host, where the budget allows it and a moment is asked for."""
         if name not in MOMENTS or size * _ITEM > self.left:
             return Plain(torch.zeros(size, dtype=torch.float32, device=device))
@@ -182,7 +194,7 @@ class Compressor(Device):
 
     align = CHUNK
 
-    def zeros(self, name: str, size: int, device: torch.device) -> Kept:
+    def zeros(self, name: str, size: int, device: torch.device, part: Part = None) -> Kept:
         """Return zeros; those of a moment are compressed."""
         if name not in MOMENTS:
             return super().zeros(name, size, device)

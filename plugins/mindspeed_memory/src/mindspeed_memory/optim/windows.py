@@ -29,13 +29,17 @@ class Piece:
 Window = tuple[Piece, ...]
 
 
-def windows(sizes: Sequence[int], limit: int, align: int = 1) -> list[Window]:
+def windows(
+    sizes: Sequence[int], limit: int, align: int = 1, leads: Sequence[int] | None = None
+) -> list[Window]:
     """Cut parameters, one behind the other, into windows of at most ``limit`` elements.
 
     Args:
         sizes: elements of each parameter.
         limit: the most elements of a window.
         align: a parameter is cut at multiples of this many of its own elements; at most ``limit``.
+        leads: elements that are counted before the first one of each parameter, less than ``align``; by
+            default none.
 
     Raises:
         ValueError: ``limit`` is less than ``align``.
@@ -46,10 +50,11 @@ def windows(sizes: Sequence[int], limit: int, align: int = 1) -> list[Window]:
     current: list[Piece] = []
     room = limit
     for index, size in enumerate(sizes):
-        start = 0
+        start, lead = 0, 0 if leads is None else leads[index]
         while start < size:
-            taken = size - start if size - start <= room else room // align * align
-            if taken:
+            border = (lead + start + room) // align * align - lead
+            taken = size - start if size - start <= room else border - start
+            if taken > 0:
                 current.append(Piece(index, start, start + taken))
                 start, room = start + taken, room - taken
             if start < size:
@@ -60,9 +65,17 @@ def windows(sizes: Sequence[int], limit: int, align: int = 1) -> list[Window]:
     return found
 
 
-def cut(window: Window, limit: int, align: int = 1) -> Iterator[Window]:
-    """Yield the parts of a window that have at most ``limit`` elements each, in order."""
-    for part in windows([piece.size for piece in window], limit, align):
+def cut(window: Window, limit: int, align: int = 1, leads: Sequence[int] | None = None) -> Iterator[Window]:
+    """Yield the parts of a window that have at most ``limit`` elements each, in order.
+
+    Args:
+        window: what is cut.
+        limit: the most elements of a part.
+        align: as in `windows`.
+        leads: those of the parameters, as in `windows`.
+    """
+    before = [((leads[piece.index] if leads else 0) + piece.start) % align for piece in window]
+    for part in windows([piece.size for piece in window], limit, align, before):
         yield tuple(
             Piece(
                 window[piece.index].index,
