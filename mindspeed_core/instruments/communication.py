@@ -116,8 +116,11 @@ class Call:
         return Progress(b.seconds - a.seconds, b.operators - a.operators, b.flops - a.flops)
 
 
-class WaitListener(Protocol):
-    """Hears when this rank waits for communication: in a synchronous call, or for an asynchronous one."""
+class CommunicationListener(Protocol):
+    """Hears of the calls of this rank and of its waits: in a synchronous call, or for an asynchronous one."""
+
+    def call_made(self, call: Call) -> None:
+        """Hear that the rank calls."""
 
     def wait_started(self, call: Call) -> None:
         """Hear that the rank begins to wait; on a device its stream does."""
@@ -252,7 +255,7 @@ def count_communication(
     computation: bool = False,
     objects: bool = False,
     contracts: Sequence[BackendContract] = (),
-    waits: WaitListener | None = None,
+    listener: CommunicationListener | None = None,
 ) -> Iterator[CommunicationLog]:
     """Record every communication of this process inside the context.
 
@@ -266,12 +269,12 @@ def count_communication(
             carry the pickled objects.
         contracts: refuse what these backends refuse, before it is called, in every group that is not one of
             gloo by its description.
-        waits: hears of every wait.
+        listener: hears of every call and wait.
 
     Raises:
         BackendRefusal: in the call that breaks a rule.
     """
-    recorder = _Recorder(CommunicationLog(), _Computation() if computation else None, contracts, waits)
+    recorder = _Recorder(CommunicationLog(), _Computation() if computation else None, contracts, listener)
     wrappers: dict[str, Callable[..., Any]] = {
         name: functools.partial(recorder.counting, _SAME_OPERATION.get(name, name))
         for name in (*_MEASURES, *_SAME_OPERATION, *(_OBJECTS if objects else ()))
@@ -343,12 +346,12 @@ class _Recorder:
         log: CommunicationLog,
         computation: _Computation | None,
         contracts: Sequence[BackendContract] = (),
-        waits: WaitListener | None = None,
+        listener: CommunicationListener | None = None,
     ) -> None:
         self.log = log
         self.computation = computation
         self._contracts = tuple(contracts)
-        self._waits = waits
+        self._listener = listener
         self._events = self._batches = 0
         self._depth = threading.local()
         self._groups: weakref.WeakKeyDictionary[Any, tuple[str, tuple[int, ...], int, str]]
@@ -393,6 +396,8 @@ class _Recorder:
                 launch_event=self._event(),
             )
             self.log.calls.append(call)
+            if self._listener is not None:
+                self._listener.call_made(call)
             if not (name in MESSAGES and getattr(self._depth, "batching", False)):
                 self._create(call)
             self._depth.inside = True
@@ -412,14 +417,14 @@ class _Recorder:
 
     @contextmanager
     def _waiting_for(self, call: Call) -> Iterator[None]:
-        if self._waits is None:
+        if self._listener is None:
             yield
             return
-        self._waits.wait_started(call)
+        self._listener.wait_started(call)
         try:
             yield
         finally:
-            self._waits.wait_stopped(call)
+            self._listener.wait_stopped(call)
 
     def _event(self) -> int:
         self._events += 1

@@ -1,5 +1,7 @@
 """Every moment of a step counts once, inner parts first, and nothing is watched after it."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch.distributed as dist
 
@@ -47,11 +49,23 @@ class Call:
         self.group, self.ranks = group, tuple(range(size))
 
 
+class Events:
+    """Hears of no communication."""
+
+    def listening(self, listener, at_close):
+        return nullcontext()
+
+
+class Session:
+    at_close = None
+
+    def state(self, record):
+        return Events()
+
+
 @pytest.fixture
 def clock():
-    found = StepClock(Platform())
-    yield found
-    found.close()
+    return StepClock(Platform())
 
 
 def passing(clock, seconds):
@@ -59,7 +73,7 @@ def passing(clock, seconds):
 
 
 def test_the_inner_part_counts_and_all_parts_add_up(clock):
-    with clock.step(Nothing()):
+    with clock.step(Session(), Nothing()):
         passing(clock, 1)
         with clock.part(OPTIMIZER):
             passing(clock, 2)
@@ -75,7 +89,7 @@ def test_the_inner_part_counts_and_all_parts_add_up(clock):
 
 def test_times_are_of_one_step(clock):
     for _ in range(2):
-        with clock.step(Nothing()):
+        with clock.step(Session(), Nothing()):
             passing(clock, 3)
     assert clock.report()[COMPUTE]["min"] == pytest.approx(3e3)
     assert clock.report() == {}
@@ -87,7 +101,7 @@ def test_groups_of_one_rank_and_times_between_steps_do_not_count(clock):
     clock.wait_stopped(Call("DP"))
     with clock.part(DATA):
         passing(clock, 5)
-    with clock.step(Nothing()):
+    with clock.step(Session(), Nothing()):
         clock.wait_started(Call("TP", size=1))
         passing(clock, 1)
         clock.wait_stopped(Call("TP", size=1))
@@ -95,9 +109,9 @@ def test_groups_of_one_rank_and_times_between_steps_do_not_count(clock):
 
 
 def test_a_step_that_fails_does_not_count_and_the_next_one_does(clock):
-    with pytest.raises(ValueError, match="broken"), clock.step(Nothing()), clock.part(DATA):
+    with pytest.raises(ValueError, match="broken"), clock.step(Session(), Nothing()), clock.part(DATA):
         raise ValueError("broken")
-    with clock.step(Nothing()):
+    with clock.step(Session(), Nothing()):
         passing(clock, 1)
     assert clock.report()[COMPUTE]["max"] == pytest.approx(1e3)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.instruments.communication import CommunicationLog, count_communication
+from mindspeed_core.instruments.communication import Call
+from mindspeed_core.instruments.communication_events import CommunicationEvents
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.reports import Report
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
 
 Counts = dict[tuple[str, str, str], float]
 """Numbers by group, operation and quantity."""
@@ -20,24 +24,28 @@ class CommunicationCount:
     """Counts of this rank since the last report."""
 
     def __init__(self) -> None:
-        """Begin to watch the functions of ``torch.distributed``; `close` ends it."""
-        self._watching = ExitStack()
-        self._log: CommunicationLog = self._watching.enter_context(count_communication())
+        """Begin with nothing counted."""
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._steps = 0
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Count the calls of the body, one training step; groups of one rank communicate nothing."""
-        self._log.calls.clear()
-        yield
-        for call in self._log.calls:
-            if len(call.ranks) > 1:
-                numbers = (1, call.input_bytes, call.sent_bytes)
-                for quantity, number in zip(QUANTITIES, numbers):
-                    self._counts[call.group, call.operation, quantity] += number  # type: ignore[assignment]
-        self._log.calls.clear()
+    def step(self, session: Session) -> Iterator[None]:
+        """Count the calls of the body, which is one training step."""
+        with session.state(CommunicationEvents).listening(self, session.at_close):
+            yield
         self._steps += 1
+
+    def call_made(self, call: Call) -> None:
+        """Count a call; groups of one rank communicate nothing."""
+        if len(call.ranks) > 1:
+            for quantity, number in zip(QUANTITIES, (1, call.input_bytes, call.sent_bytes)):
+                self._counts[call.group, call.operation, quantity] += number  # type: ignore[assignment]
+
+    def wait_started(self, call: Call) -> None:
+        """Take no notice."""
+
+    def wait_stopped(self, call: Call) -> None:
+        """Take no notice."""
 
     def report(self) -> Report:
         """Return the mean of a step since the last report; collective over all ranks.
@@ -55,10 +63,6 @@ class CommunicationCount:
         for (group, operation, quantity), number in sorted(most.items()):
             values.setdefault(group, {}).setdefault(operation, {})[quantity] = _whole(number)
         return Report(values, lines(values))
-
-    def close(self) -> None:
-        """Count no more."""
-        self._watching.close()
 
 
 def largest(ranks: Sequence[Mapping[tuple[str, str, str], float]]) -> Counts:

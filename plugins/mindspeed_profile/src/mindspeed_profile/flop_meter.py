@@ -130,7 +130,8 @@ class FlopMeter:
         """Return the figures of the steps since the last call; collective over all ranks.
 
         Keys: ``model_tflops_per_device`` and ``mfu`` by the formula, ``counted_tflops_per_device`` without
-        what is run again, ``executed_tflops_per_device`` and ``hfu`` with it; once ``operations``, the counts.
+        what is run again, ``executed_tflops_per_device`` and ``hfu`` with it; once ``operations``, the
+        counts.
         Without the formula ``mfu`` is of what was counted.
         """
         if self._own is not None:
@@ -207,6 +208,6 @@ def _refuse_compiled(run: Run) -> None:
         for name, module in chunk.named_modules():
             if isinstance(module, compiled):
                 raise UserError(
-                    f"--op-cal-tflops: {name or 'the model'} is compiled, and operators of compiled regions are "
-                    "not seen one by one; add --flops-mode model"
+                    f"--op-cal-tflops: {name or 'the model'} is compiled, and operators of compiled regions "
+                    "are not seen one by one; add --flops-mode model"
                 )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.instruments.communication import Call, count_communication
+from mindspeed_core.instruments.communication import Call
+from mindspeed_core.instruments.communication_events import CommunicationEvents
 from mindspeed_core.megatron.timer_events import listening
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.reports import Report
@@ -20,6 +21,7 @@ from mindspeed_core.runtime.reports import Report
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
 
 COMPUTE, DATA, GRADIENTS, OPTIMIZER = "compute", "data", "gradients", "optimizer"
 WAITING = "waiting "
@@ -30,27 +32,24 @@ class StepClock:
     """Times of this rank since the last report; hears of megatron-core's timers and of waits."""
 
     def __init__(self, platform: Platform) -> None:
-        """Begin to watch waits; `close` ends it."""
+        """Begin with nothing measured."""
         self._platform = platform
-        self._watching = ExitStack()
-        self._log = self._watching.enter_context(count_communication(waits=self))
         self._parts: list[str] = []
         self._changes: list[tuple[Any, str]] = []
         self._milliseconds: Counter[str] = Counter()
         self._steps = 0
 
     @contextmanager
-    def step(self, run: Run) -> Iterator[None]:
+    def step(self, session: Session, run: Run) -> Iterator[None]:
         """Divide the time of the body, which is one training step."""
         self._platform.synchronize()
         self._changes, self._parts = [], [COMPUTE]
         self._record()
         try:
-            with listening(run, self):
+            with listening(run, self), session.state(CommunicationEvents).listening(self, session.at_close):
                 yield
         finally:
             self._parts = []
-            self._log.calls.clear()
         self._record()
         self._platform.synchronize()
         for (start, part), (end, _) in zip(self._changes, self._changes[1:]):
@@ -81,6 +80,9 @@ class StepClock:
         if self._parts and part_of_timer(name):
             self._leave()
 
+    def call_made(self, call: Call) -> None:
+        """Take no notice: a call costs nothing before it is waited for."""
+
     def wait_started(self, call: Call) -> None:
         """Enter the waiting for a group."""
         if self._parts and len(call.ranks) > 1:
@@ -103,10 +105,6 @@ class StepClock:
         self._steps = 0
         values = spread(all_gather_values(own))
         return Report(values, lines(values))
-
-    def close(self) -> None:
-        """Watch no more."""
-        self._watching.close()
 
     def _enter(self, part: str) -> None:
         self._parts.append(part)

@@ -40,8 +40,7 @@ class StepBreakdown(Feature):
             from mindspeed_profile.step_clock import StepClock
 
             self._clock = StepClock(session.platform)
-            session.at_close(self._stop)
-        with self._clock.step(run):
+        with self._clock.step(session, run):
             return (yield)
 
     @hookimpl(wrapper=True)
@@ -73,11 +72,6 @@ class StepBreakdown(Feature):
         """Add the times."""
         numbers = yield
         return numbers if self._clock is None else {**numbers, "step_breakdown_ms": self._clock.report()}
-
-    def _stop(self) -> None:
-        """Watch no more: the functions that were watched are restored, last watched first."""
-        clock, self._clock = self._clock, None
-        clock.close()
 
     def _part(self, name: str) -> Any:
         from contextlib import nullcontext

@@ -41,8 +41,7 @@ class CommunicationBytes(Feature):
             from mindspeed_profile.communication_count import CommunicationCount
 
             self._count = CommunicationCount()
-            session.at_close(self._stop)
-        with self._count.step():
+        with self._count.step(session):
             return (yield)
 
     @hookimpl(wrapper=True)
@@ -50,8 +49,3 @@ class CommunicationBytes(Feature):
         """Add the counts."""
         numbers = yield
         return numbers if self._count is None else {**numbers, "communication": self._count.report()}
-
-    def _stop(self) -> None:
-        """Count no more: the functions that were watched are restored, last watched first."""
-        count, self._count = self._count, None
-        count.close()

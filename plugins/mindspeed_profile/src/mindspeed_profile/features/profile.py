@@ -171,7 +171,7 @@ class Profile(Feature):
         recorder, iteration = self._recorder, run.iteration
         recorder.before_step(iteration)
         try:
-            with self._range("step", iteration), self._timer_ranges(run):
+            with self._range("step", iteration), self._parts_of_step(session, run):
                 result = yield
         except BaseException:
             recorder.close()
@@ -219,18 +219,19 @@ class Profile(Feature):
         return StepRecorder(options, make)
 
     @contextmanager
-    def _timer_ranges(self, run: Any) -> Iterator[None]:
-        """Name what megatron-core times in the trace: passes, transfers, parts of the update."""
+    def _parts_of_step(self, session: Any, run: Any) -> Iterator[None]:
+        """Name in the trace what megatron-core times (passes, transfers, the update's parts), and waits."""
         recorder = self._recorder
         if recorder is None or recorder.options.level < 1 or not recorder.recording(run.iteration):
             yield
             return
+        from mindspeed_core.instruments.communication_events import CommunicationEvents
         from mindspeed_core.megatron.timer_events import listening
-        from mindspeed_profile.ranges import TimerRanges
+        from mindspeed_profile.ranges import StepRanges
 
-        ranges = TimerRanges()
+        ranges, events = StepRanges(), session.state(CommunicationEvents)
         try:
-            with listening(run, ranges):
+            with listening(run, ranges), events.listening(ranges, session.at_close):
                 yield
         finally:
             ranges.close()
