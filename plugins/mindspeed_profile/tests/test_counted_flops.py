@@ -51,7 +51,7 @@ MORE_OF_TWO = {
 
 
 def counted(world_size, cases):
-    lines = [(*flags, *COUNT) for flags in cases.values()]
+    lines = [("--global-batch-size", "2", *flags, *COUNT) for flags in cases.values()]
     ranks = run_world("profiled_run:train_each", world_size, lines, timeout=280)
     return dict(zip(cases, ranks[0]))
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -30,13 +31,19 @@ def test_intervals_are_sets_of_moments(a, b):
     assert moments(within(first, second)) == moments(a) & moments(b)
     assert moments(without(first, second)) == moments(a) - moments(b)
     assert length(first) == len(moments(a))
-    assert all(one[1] < other[0] for one, other in zip(first, first[1:]))
+    assert all(one[1] < other[0] for one, other in pairwise(first))
 
 
 def event(category, name, begin, duration, tid=1, **args):
     return {
-        "ph": "X", "cat": category, "name": name, "ts": begin, "dur": duration,
-        "pid": 9, "tid": tid, "args": args,
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": begin,
+        "dur": duration,
+        "pid": 9,
+        "tid": tid,
+        "args": args,
     }
 
 

@@ -29,6 +29,7 @@ class DataDump(Feature):
             type=str,
             nargs="*",
             metavar="CONFIG",
+            per_rank=True,
             help="Dump statistics of modules in the first step, or as a file of msprobe's form says.",
         ),
     )
