@@ -27,7 +27,7 @@ _recomputing: set[CodeType] = set()
 
 def recomputes(function: Function) -> Function:
     """Mark a function that runs a forward again, so that what it computes counts as recomputed."""
-    _recomputing.add(function.__code__)  # type: ignore[attr-defined]
+    _recomputing.add(function.__code__)
     return function
 
 

@@ -122,7 +122,7 @@ def _formula(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result
 
 
 @lru_cache(maxsize=4096)
-def _of_npu(namespace: str, name: str) -> Callable[..., int] | None:
+def _of_npu(namespace: str, name: str) -> Callable[..., float] | None:
     return npu_formula(name) if namespace == "npu" else None
 
 

@@ -54,7 +54,7 @@ class StepClock:
         self._platform.synchronize()
         for (start, part), (end, _) in zip(self._changes, self._changes[1:]):
             # Two streams may have recorded them in the other order.
-            self._milliseconds[part] += max(0.0, start.elapsed_time(end))  # type: ignore[assignment]
+            self._milliseconds[part] += max(0.0, start.elapsed_time(end))
         self._changes = []
         self._steps += 1
 
