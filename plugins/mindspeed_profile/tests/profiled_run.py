@@ -14,10 +14,16 @@ def train_each(lines, steps=STEPS):
     return [train_once(flags, steps) for flags in lines]
 
 
-def train_once(flags, steps=STEPS, plugins=()):
+def plan_each(lines, steps=STEPS):
+    """Run one rank of each command line dry; this process has no peers."""
+    place = ("--fake-world-size", "2", "--fake-rank", "0")
+    return [train_once((*place, *flags), steps, platform="fake") for flags in lines]
+
+
+def train_once(flags, steps=STEPS, plugins=(), platform="cpu"):
     numbers = []
     command = training_flags(flags, steps)
-    with activate(command, host="standalone", platform="cpu", extra_plugins=plugins) as session:
+    with activate(command, host="standalone", platform=platform, extra_plugins=plugins) as session:
         run = loop.setup(session)
         session.call("start_run", run=run)
         for _ in range(steps):

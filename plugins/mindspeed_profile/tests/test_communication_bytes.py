@@ -11,13 +11,27 @@ ZERO = ("--use-distributed-optimizer",)
 LAYERS, MICROBATCHES, TOKENS, HIDDEN = 4, 4, 32, 64
 
 
+CASES = {"tp2": TP2, "pp2": PP2, "zero": ZERO}
+LINES = [(*flags, "--log-comm-bytes") for flags in CASES.values()]
+
+
+def of_last_step(trainings):
+    return {name: found["numbers"][-1]["communication"] for name, found in zip(CASES, trainings)}
+
+
 @pytest.fixture(scope="module")
 def two():
-    cases = {"tp2": TP2, "pp2": PP2, "zero": ZERO}
-    (first, _) = run_world(
-        "profiled_run:train_each", 2, [(*one, "--log-comm-bytes") for one in cases.values()]
-    )
-    return {name: found["numbers"][-1]["communication"] for name, found in zip(cases, first)}
+    return of_last_step(run_world("profiled_run:train_each", 2, LINES)[0])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_counted_is_what_a_dry_run_plans(two, case, planned):
+    assert two[case] == planned[case]
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return of_last_step(run_world("profiled_run:plan_each", 1, LINES)[0])
 
 
 def test_transfers_of_a_pipeline_are_one_tensor_for_each_micro_batch_and_direction(two):
