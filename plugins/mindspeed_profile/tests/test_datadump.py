@@ -29,7 +29,7 @@ class Spoil:
     """Puts a NaN into layer 3 of tensor-parallel rank 1, before the first step."""
 
     @hookimpl(wrapper=True)
-    def start_run(self, run):
+    def train_step(self, run):
         if run.pg.tp.rank() == 1:
             for chunk in run.model:
                 for name, parameter in chunk.named_parameters():
@@ -43,23 +43,42 @@ TWO = ("--global-batch-size", "2")
 CASES = (("tp2", TP2, ()), ("pp2", PP2, ()), ("spoilt", TP2, (Spoil,)))
 
 
-def dump_each(folder):
+class Start:
+    """Starts from given weights, or takes those that the model is built with."""
+
+    def __init__(self, weights=None):
+        self.weights = weights
+
+    @hookimpl(wrapper=True)
+    def start_run(self, run):
+        from mindspeed_core.testing.canonical import canonical_parameters, load_canonical
+
+        if self.weights is None:
+            self.weights = canonical_parameters(run)
+        else:
+            load_canonical(run, self.weights)
+        return (yield)
+
+
+def dump_each(folder, weights):
     """Dump healthy runs in several layouts, and one with a NaN."""
     from profiled_run import train_once
 
     for name, flags, plugins in CASES:
         bad = ("--bad-step-action", "skip") if plugins else ()
         config = ("--npu-datadump", f"{folder}/{name}.json")
-        train_once((*TWO, *flags, *bad, *config), 1, [one() for one in plugins])
+        train_once((*TWO, *flags, *bad, *config), 1, [Start(weights), *(one() for one in plugins)])
 
 
 def dump_alone(folder):
     from profiled_run import train_once
 
     os.chdir(folder)
-    train_once((*TWO, "--npu-datadump"), 2)
+    start = Start()
+    train_once((*TWO, "--npu-datadump"), 2, [start])
     full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split()
-    train_once((*TWO, *full, "--npu-datadump"), 1)
+    train_once((*TWO, *full, "--npu-datadump"), 1, [start])
+    return start.weights
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +87,8 @@ def dumps(tmp_path_factory):
     for name, *_ in CASES:
         content = {"dump_path": str(folder / name), "step": [0]}
         (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
-    run_world("test_datadump:dump_each", 2, str(folder))
-    run_world("test_datadump:dump_alone", 1, str(folder))
+    (weights,) = run_world("test_datadump:dump_alone", 1, str(folder))
+    run_world("test_datadump:dump_each", 2, str(folder), weights)
     return folder
 
 
@@ -217,7 +236,10 @@ class Group:
 def run_of(iteration=0):
     place = types.SimpleNamespace(rank=0)
     return types.SimpleNamespace(
-        model=[Chunk()], dist=place, iteration=iteration, pg=types.SimpleNamespace(tp=Group())
+        model=[Chunk()],
+        dist=place,
+        iteration=iteration,
+        pg=types.SimpleNamespace(tp=Group(), pp=Group()),
     )
 
 

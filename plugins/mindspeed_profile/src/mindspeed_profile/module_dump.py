@@ -62,7 +62,7 @@ class ModuleDump:
         hooks = [
             module.register_forward_hook(partial(self._dump_outputs, name))
             for chunk in run.model
-            for name, module in _named_modules(unwrap(chunk))
+            for name, module in _named_modules(unwrap(chunk), _stage(run, chunk))
             if self._wanted(name)
         ]
         try:
@@ -80,12 +80,13 @@ class ModuleDump:
         return not self._modules or any(part in name for part in self._modules)
 
     def _dump_outputs(self, name: str, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
-        if current_pass() == RECOMPUTED:
-            return
-        call = self._calls[name, "forward"]
-        self._calls[name, "forward"] += 1
+        # A forward that is run again gives nothing new, but the tensors whose gradients come.
+        run = current_pass()
+        call = self._calls[name, run]
+        self._calls[name, run] += 1
         for place, tensor in enumerate(_tensors(outputs)):
-            self._write(name, "forward", call, place, tensor)
+            if run != RECOMPUTED:
+                self._write(name, "forward", call, place, tensor)
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._write, name, "backward", call, place))
 
@@ -124,15 +125,27 @@ def statistics(tensor: torch.Tensor) -> dict[str, Any]:
 
 def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
     if isinstance(outputs, torch.Tensor):
-        if outputs.is_floating_point():
+        # A bias that is left to others to add is not computed here.
+        if outputs.is_floating_point() and not isinstance(outputs, torch.nn.Parameter):
             yield outputs
     elif isinstance(outputs, (list, tuple)):
         for one in outputs:
             yield from _tensors(one)
 
 
-def _named_modules(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield the modules of a chunk, layers under their number in the whole model, counted from 0."""
+def _stage(run: Run, chunk: Any) -> str:
+    """Return which part of the model a chunk is; empty where it is the whole."""
+    if run.pg.pp.size() == 1:
+        return ""
+    return f" (stage {run.pg.pp.rank()}, chunk {getattr(unwrap(chunk), 'vp_stage', None) or 0})"
+
+
+def _named_modules(chunk: torch.nn.Module, stage: str) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the modules of a chunk, layers under their number in the whole model, counted from 0.
+
+    What holds the layers of a stage has the stage in its name: another stage's holds others.
+    """
+    holders = {name.rpartition(".")[0] for name, _ in chunk.named_modules() if name.endswith("layers")}
     numbers = {
         name: module.layer_number
         for name, module in chunk.named_modules()
@@ -144,7 +157,7 @@ def _named_modules(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
             whole = f"{found.group(1)}.{numbers[found.group(0)] - 1}"
             name = whole + name[found.end() :]
         if name:
-            yield name, module
+            yield name + (stage if name in holders else ""), module
 
 
 def _layout(run: Run) -> dict[str, list[int]]:
