@@ -1,5 +1,7 @@
 """Trainings under measurement, several in the processes of one world; executed by its ranks."""
 
+import os
+
 from mindspeed_core.activation import activate
 from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.megatron.flops import count_flops
@@ -17,6 +19,8 @@ def train_each(lines, steps=STEPS):
 def plan_each(lines, steps=STEPS):
     """Run one rank of each command line dry; this process has no peers."""
     place = ("--fake-world-size", "2", "--fake-rank", "0")
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        os.environ.pop(name, None)
     return [train_once((*place, *flags), steps, platform="fake") for flags in lines]
 
 

@@ -98,7 +98,7 @@ def test_a_session_without_the_flags_registers_nothing():
     session = prepare(training_flags((), 1), platform="cpu", registry=registry, host="standalone")
     with session:
         for stage in ("train_step", "log_step", "get_batch", "forward_step", "build_model", "finish_run"):
-            assert session.implementations(stage)[:-1] == []
+            assert not {feature.name for feature in FEATURES} & set(session.implementations(stage))
         assert dist.Work.wait is wait
         assert CommunicationEvents not in session._state
 
