@@ -155,5 +155,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # What stands in for an NPU starts a runtime when it is imported.
     if not config.pluginmanager.hasplugin("mindspeed_testing.npu.plugin"):
         os.environ.setdefault("MINDSPEED_WORLD_IMPORTS", ",".join(WORLD_IMPORTS))
+    # Of a training of two steps drawing its curves is two thirds of the time.
+    os.environ.setdefault("MINDSPEED_CURVES", "0")
     if "PYTEST_CURRENT_TEST" not in os.environ:
         config.pluginmanager.register(TestTimes(), "test-times")

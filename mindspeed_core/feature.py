@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -649,11 +650,22 @@ class Feature:
     @classmethod
     def hooks(cls) -> dict[str, Callable[..., Any]]:
         """Return the hook implementations of the class, by stage name."""
-        found: dict[str, Callable[..., Any]] = {}
-        for klass in reversed(cls.__mro__):
-            for name, value in vars(klass).items():
-                if hasattr(value, PROJECT + "_impl"):
-                    found[name] = value
-                else:
-                    found.pop(name, None)
-        return found
+        known = _HOOKS.get(cls)
+        if known is None:
+            known = _HOOKS[cls] = _hooks_of(cls)
+        return dict(known)
+
+
+_HOOKS: WeakKeyDictionary[type, dict[str, Callable[..., Any]]] = WeakKeyDictionary()
+"""Of classes that were asked already: every plan asks each feature several times."""
+
+
+def _hooks_of(cls: type) -> dict[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {}
+    for klass in reversed(cls.__mro__):
+        for name, value in vars(klass).items():
+            if hasattr(value, PROJECT + "_impl"):
+                found[name] = value
+            else:
+                found.pop(name, None)
+    return found

@@ -185,6 +185,17 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def kill_stopped_children() -> None:
+    """Kill the processes started by this one that are stopped: they would outlive it without an end."""
+    import psutil
+
+    with suppress(psutil.Error):
+        for child in psutil.Process().children(recursive=True):
+            if is_stopped(child.pid):
+                with suppress(psutil.Error):
+                    child.kill()
+
+
 def stopped_children() -> str:
     """Name the processes started by this one that are stopped; an empty string where there are none."""
     import psutil

@@ -31,7 +31,7 @@ def typed(command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[
     return subprocess.run(
         [str(Path(sys.executable).with_name(program)), *arguments],
         cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MINDSPEED_CURVES": "1"},
         capture_output=True,
         text=True,
         timeout=180,

@@ -136,6 +136,8 @@ def test_a_stopped_data_worker_of_a_run_without_a_supervisor_is_named(tmp_path):
         assert job.end() == 1
         assert named("data worker", 1, stopped.pid) in job.text()
         assert job.text().splitlines()[-1].startswith("last saved: step ")
+        # It is killed with the run: nobody would let it go on.
+        stopped.wait(10.0)
     finally:
         job.close()
 

@@ -407,17 +407,24 @@ INTERLEAVED = shlex.split(
 SHARDED = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
 
 
-def pair_world(directory):
+PAIRS = {
+    "plain dp2": [],
+    "sharded dp2": SHARDED[:2],
+    "sharded bf16 dp2": ["--bf16", SHARDED[0]],
+    "interleaved": INTERLEAVED,
+    "async dp2": [*SHARDED[:1], "--async-save"],
+    "own seeds dp2": ["--data-parallel-random-init"],
+}
+
+
+def pair_world(directory, cases):
     root = Path(directory)
     results = {
-        "plain dp2": uninterrupted_and_resumed(str(root / "plain2"), []),
-        "sharded dp2": uninterrupted_and_resumed(str(root / "sharded2"), SHARDED[:2]),
-        "sharded bf16 dp2": uninterrupted_and_resumed(str(root / "bf16"), ["--bf16", SHARDED[0]]),
-        "interleaved": uninterrupted_and_resumed(str(root / "vp"), INTERLEAVED),
-        "async dp2": uninterrupted_and_resumed(str(root / "async2"), [*SHARDED[:1], "--async-save"]),
-        "own seeds dp2": uninterrupted_and_resumed(str(root / "own"), ["--data-parallel-random-init"]),
-        "first weights": weights_of_all_ranks(["--data-parallel-random-init"]),
+        case: uninterrupted_and_resumed(str(root / case), flags)
+        for case, flags in PAIRS.items()
+        if case in cases
     }
+    results["first weights"] = weights_of_all_ranks(["--data-parallel-random-init"])
     source = str(root / "reshard")
     run = open_run(["--save", source, *NO_DROPOUT, SHARDED[0]], [Average(scale=5.0, updates=1)])
     train(run, 2)
@@ -458,8 +465,8 @@ def pair_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pair(pair_folder):
-    return run_world(pair_world, 2, str(pair_folder), timeout=200)[0]
+def pair(pair_folder, asked_for):
+    return run_world(pair_world, 2, str(pair_folder), asked_for("case"), timeout=200)[0]
 
 
 @pytest.mark.parametrize("case", ["plain", "drawing", "bf16", "async"])
@@ -470,9 +477,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(single, case):
     assert said == []
 
 
-@pytest.mark.parametrize(
-    "case", ["plain dp2", "sharded dp2", "sharded bf16 dp2", "async dp2", "own seeds dp2", "interleaved"]
-)
+@pytest.mark.parametrize("case", PAIRS)
 def test_a_resumed_parallel_run_repeats_the_uninterrupted_one_bit_for_bit(pair, case):
     expected, resumed, start, _ = pair[case]
     assert start == (2, 8)

@@ -22,12 +22,13 @@ def logits(*flags, mask=None, training=False):
     command = training_flags(flags, 1)
     with prepare(command, host="standalone", mode="inference", platform="cpu") as session:
         run = loop.setup(session)
-        model = run.model[0].train(training)
-        ids = torch.arange(LENGTH)[None] % 16
-        with torch.no_grad():
-            found = model(ids, torch.arange(LENGTH)[None], mask)
-        loop.teardown(session)
-    return found
+        try:
+            model = run.model[0].train(training)
+            ids = torch.arange(LENGTH)[None] % 16
+            with torch.no_grad():
+                return model(ids, torch.arange(LENGTH)[None], mask)
+        finally:
+            loop.teardown(session)
 
 
 def with_and_without_sharded_sequences():

@@ -256,18 +256,22 @@ def single_world(directory):
     return results
 
 
-def pair_world(directory):
+PAIRS = {
+    "sharded dp2": SHARDED[:2],
+    "async dp2": [*SHARDED[:1], "--async-save"],
+    **{name: [*sharded, *LLAMA] for name, sharded in FULLY_SHARDED.items()},
+}
+
+
+def pair_world(directory, cases):
     root, rank = Path(directory), int(os.environ["RANK"])
     flags = store_in(root)
     results = {
-        "sharded dp2": uninterrupted_and_resumed(f"{BUCKET}/sharded", [*SHARDED[:2], *flags]),
-        "async dp2": uninterrupted_and_resumed(f"{BUCKET}/async", [*SHARDED[:1], "--async-save", *flags]),
-        **{
-            name: uninterrupted_and_resumed(f"{BUCKET}/{number}", [*sharded, *LLAMA, *flags])
-            for number, (name, sharded) in enumerate(FULLY_SHARDED.items())
-        },
-        "refused": refused_uploads([*flags, "--async-save"], rank),
+        name: uninterrupted_and_resumed(f"{BUCKET}/{number}", [*own, *flags])
+        for number, (name, own) in enumerate(PAIRS.items())
+        if name in cases
     }
+    results["refused"] = refused_uploads([*flags, "--async-save"], rank)
     source = f"{BUCKET}/reshard"
     run = open_run(["--save", source, *NO_DROPOUT, SHARDED[0], *flags])
     train(run, 2)
@@ -287,8 +291,8 @@ def single(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return run_world(pair_world, 2, str(tmp_path_factory.mktemp("pair")), timeout=200)
+def pair(tmp_path_factory, asked_for):
+    return run_world(pair_world, 2, str(tmp_path_factory.mktemp("pair")), asked_for("case"), timeout=200)
 
 
 @pytest.mark.parametrize("case", ["plain", "async", "memory", "file server"])
@@ -298,7 +302,7 @@ def test_a_run_resumes_from_a_store_bit_for_bit(single, case):
     assert resumed == expected
 
 
-@pytest.mark.parametrize("case", ["sharded dp2", "async dp2", *FULLY_SHARDED])
+@pytest.mark.parametrize("case", PAIRS)
 def test_two_ranks_resume_from_a_store_bit_for_bit(pair, case):
     expected, resumed, start, _ = pair[0][case]
     assert start == (2, 8)

@@ -9,7 +9,7 @@ import torch
 
 from mindspeed_core.hosts.standalone.checkpoint.publish import MANIFEST
 from mindspeed_core.hosts.standalone.data.identity import TrainingData
-from mindspeed_core.hosts.standalone.monitoring.curves import svg_curve, thinned
+from mindspeed_core.hosts.standalone.monitoring.curves import SWITCH, svg_curve, thinned
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.summary import as_html, as_markdown, summarize, write_summary
 from mindspeed_core.platforms.cpu import CpuPlatform
@@ -119,7 +119,8 @@ def test_the_page_names_versions_and_what_was_held_back(run):
         assert fact in text
 
 
-def test_the_html_is_well_formed_escaped_and_refers_to_nothing(run):
+def test_the_html_is_well_formed_escaped_and_refers_to_nothing(run, monkeypatch):
+    monkeypatch.setenv(SWITCH, "1")
     page = as_html(summarize(run))
     assert "&lt;another&gt;" in page
     assert not re.search(r"""(src|href)\s*=|url\(|@import|<script""", page)
@@ -129,6 +130,12 @@ def test_the_html_is_well_formed_escaped_and_refers_to_nothing(run):
     shown = {text.text for text in charts[0].iter("text")}
     assert {"training", "validation"} <= shown
     assert "test" not in shown
+
+
+def test_a_variable_leaves_the_curves_out(run, monkeypatch):
+    monkeypatch.setenv(SWITCH, "0")
+    assert "<svg" not in as_html(summarize(run))
+    assert "loss_curve.png" not in as_markdown(summarize(run))
 
 
 def test_both_pages_are_written(run):

@@ -21,7 +21,7 @@ def launch(*flags, processes=2, cwd=None):
     if processes > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [*launcher, "-m", "mindspeed_core.train", *flags]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINDSPEED_CURVES": "1"}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=240)
 
 

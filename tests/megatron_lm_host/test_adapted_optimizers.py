@@ -55,10 +55,12 @@ class Forgetful(UpdateRules):
         return (yield)
 
 
-def train_all(folder):
+def train_all(folder, names):
     adaptor = fake.adapt(UpdateRules, Polynomial, Rates)
     found = {"seen": {}}
     for index, (name, flags) in enumerate(COURSES.items()):
+        if name not in names:
+            continue
         place = f"{folder}/{index}"
         save = ("--save", place, "--save-interval", "2", "--exit-interval", "2")
         logs = []
@@ -81,8 +83,9 @@ def lines(log):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return run_world(f"{__name__}:train_all", 2, str(tmp_path_factory.mktemp("runs")), timeout=200)[0]
+def trained(tmp_path_factory, asked_for):
+    folder, names = str(tmp_path_factory.mktemp("runs")), {"lion, whole", "both", *asked_for("name")}
+    return run_world(f"{__name__}:train_all", 2, folder, names, timeout=200)[0]
 
 
 @pytest.mark.parametrize("name", COURSES)

@@ -57,7 +57,7 @@ def one_rank(folder):
     }
 
 
-def two_ranks(folder):
+def two_ranks(folder, schedules):
     seen = Seen()
     with training(*UNEVEN) as run:
         # A pipeline draws other weights.
@@ -75,7 +75,7 @@ def two_ranks(folder):
             for batch in seen.batches
         ],
         "interleaved": interleaved(initial),
-        **{name: scheduled(name, initial) for name in SCHEDULES},
+        **{name: scheduled(name, initial) for name in SCHEDULES if name in schedules},
     }
 
 
@@ -131,8 +131,8 @@ def alone(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
-    return run_world(two_ranks, 2, str(tmp_path_factory.mktemp("two")))
+def together(tmp_path_factory, asked_for):
+    return run_world(two_ranks, 2, str(tmp_path_factory.mktemp("two")), asked_for("pipeline"))
 
 
 def distance(one, other):

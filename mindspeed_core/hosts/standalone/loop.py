@@ -133,8 +133,12 @@ def _setup_left_out_of_collections() -> Iterator[None]:
 
     megatron-core collects everything in each save, and a search through all that its imports made takes
     longer than starting an asynchronous save; objects that no collection visits also stay shared with forked
-    writers.
+    writers. Where the imports are left out already, as in workers of a supervisor, they stay so: there is one
+    set of frozen objects in a process.
     """
+    if gc.get_freeze_count():
+        yield
+        return
     gc.freeze()
     try:
         yield

@@ -201,6 +201,7 @@ class HangWatch:
         store.set(str(rank), json.dumps(asdict(pulse)))
         if store.check(["verdict"]):
             if not self._end.is_set():
+                hang.kill_stopped_children()
                 os._exit(_EXIT_PROBLEMS)
             return
         now = time.monotonic()
@@ -252,6 +253,7 @@ class HangWatch:
         if not everywhere or info.local_rank == 0 or info.local_rank == info.rank:
             said = [hang.message(finding, self.seconds, self._run.iteration), self._last_words()]
             say("\n".join(filter(None, said)))
+        hang.kill_stopped_children()
         os._exit(_EXIT_PROBLEMS)
 
 

@@ -74,11 +74,12 @@ def should_stop(session: Session, run: Run) -> str:
 def finish_run(session: Session, run: Run) -> Done:
     """Draw the loss curve and write the summary on rank 0."""
     if run.dist.rank == 0 and run.run_dir is not None and _recorded(run):
-        from mindspeed_core.hosts.standalone.monitoring.curves import draw_loss_curve
+        from mindspeed_core.hosts.standalone.monitoring import curves
         from mindspeed_core.hosts.standalone.monitoring.summary import write_summary
 
         with session.state(SparedFailures).spare(f"--run-dir {run.run_dir}"):
-            draw_loss_curve(run.history, run.run_dir / "loss_curve.png")
+            if curves.wanted():
+                curves.draw_loss_curve(run.history, run.run_dir / "loss_curve.png")
             write_summary(run)
     return DONE
 

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint.source import published_names
 from mindspeed_core.hosts.standalone.data.identity import TrainingData
-from mindspeed_core.hosts.standalone.monitoring.curves import LOSS, Points, loss_series, series, svg_curve
+from mindspeed_core.hosts.standalone.monitoring.curves import (
+    LOSS,
+    Points,
+    loss_series,
+    series,
+    svg_curve,
+    wanted,
+)
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.throughput import operations_of
 from mindspeed_core.terminal.foreign_text import clean, for_html, for_markdown
@@ -81,7 +88,7 @@ def summarize(run: Run) -> Summary:
         title=f"{run.run_dir.name if run.run_dir else 'run'}: {done}",
         command=shlex.join(sys.argv),
         sections={name: rows for name, rows in sections.items() if rows},
-        curves=curves_of(run.history),
+        curves=curves_of(run.history) if wanted() else {},
     )
 
 
@@ -111,8 +118,9 @@ def as_markdown(summary: Summary) -> str:
     for name, rows in summary.sections.items():
         lines += ["", f"## {for_markdown(name)}", "", "| | |", "|---|---|"]
         lines += [f"| {_cell(key)} | {_cell(value)} |" for key, value in rows]
-    lines += ["", "## Curves", "", "![loss over steps](loss_curve.png)", ""]
-    return "\n".join(lines)
+    if summary.curves:
+        lines += ["", "## Curves", "", "![loss over steps](loss_curve.png)"]
+    return "\n".join([*lines, ""])
 
 
 def as_html(summary: Summary) -> str:
