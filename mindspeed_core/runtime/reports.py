@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Report(dict[str, Any]):
-    """What a wrapper of ``log_step`` adds to the numbers when a single number does not say it.
+    """Table that a wrapper of ``log_step`` adds to the numbers, where a single one does not say it.
 
     Attributes:
         lines: for people, printed below the line of the step where the host prints.

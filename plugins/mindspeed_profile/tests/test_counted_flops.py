@@ -1,4 +1,4 @@
-"""What ranks are counted to execute is what the formula says, for every kind of model and layout."""
+"""Ranks are counted to execute what the formula says, for every kind of model and layout."""
 
 import pytest
 

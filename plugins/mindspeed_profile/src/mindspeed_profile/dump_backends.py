@@ -1,4 +1,4 @@
-"""Who dumps: msprobe where it is installed and fits, otherwise hooks of our own."""
+"""The dump of a run: msprobe's where it is installed and fits, otherwise hooks of our own."""
 
 from __future__ import annotations
 

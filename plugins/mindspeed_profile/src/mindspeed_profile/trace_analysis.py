@@ -1,4 +1,4 @@
-"""Where the recorded steps of a trace spent their time: operators, waiting by group, idle, the bubble.
+"""The time of the recorded steps of a trace: operators, waiting by group, idle, the bubble.
 
 Of a CPU the thread that trains is looked at: its operators, and the ranges in which it waits, which
 ``--profile-level level1`` names by group. Of a CUDA device its kernels are: communication counts as waiting

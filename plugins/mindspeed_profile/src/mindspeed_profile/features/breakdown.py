@@ -17,7 +17,7 @@ class StepBreakdown(Feature):
 
     name = "step-breakdown"
     family = "profile"
-    summary = "Log how long a step reads data, computes, waits in each group, reduces and updates"
+    summary = "Log how long a step reads data, computes, waits in each group and updates"
     level = 2
     stability = "prototype"
     flags = (Flag(_FLAG, help="Log where the time of a step goes: data, compute, waiting by group, update."),)

@@ -22,7 +22,7 @@ class MemoryHistory(Feature):
 
     name = "memory-history"
     family = "profile"
-    summary = "Record allocations with their Python stacks from the model on, and write them to a file"
+    summary = "Record allocations with their Python stacks, from the model on, in a file"
     level = 2
     flags = (
         Flag(_HISTORY, help="Record allocations of the ranks of --profile-ranks, from the model on."),

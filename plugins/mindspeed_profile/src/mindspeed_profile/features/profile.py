@@ -24,7 +24,7 @@ PROFILE_RANKS = Flag(
     help="Recorded ranks; -1 for all.",
 )
 _OF_NPUS = ("--profile-export-type", "--profile-aic-metrics", "--profile-analyse")
-"""What torch's own profiler, of CPUs and CUDA, has no use for."""
+"""Flags that torch's own profiler, of CPUs and CUDA, has no use for."""
 _PROOF = (
     *("--profile", "--profile-step-start", "1", "--profile-step-end", "2", "--profile-ranks", "-1"),
     *("--profile-level", "level1", "--profile-with-cpu", "--profile-with-memory", "--profile-record-shapes"),

@@ -20,7 +20,7 @@ class CountedThroughput(Feature):
 
     name = "tflops"
     family = "profile"
-    summary = "Log TFLOP/s per device, MFU and HFU, from the formula and from one step that is counted"
+    summary = "Log MFU and HFU, from the formula and from one step that is counted"
     level = 2
     flags = (
         Flag(_FLAG, help="Log TFLOP/s per device with the shares of its peak, MFU and HFU."),
