@@ -73,8 +73,8 @@ ANNOUNCED_FLAGS = {
     "mindspeed-profile": """
         --profile-level --profile-with-cpu --profile-with-stack --profile-with-memory --profile-record-shapes
         --profile-save-path --profile-export-type --profile-aic-metrics --profile-analyse --op-cal-tflops
-        --peak-tflops --flops-mode --log-step-breakdown --log-comm-bytes --metrics-jsonl --npu-datadump
-        --npu-datadump-config --monitor-interval --monitor""",
+        --peak-tflops --flops-mode --log-step-breakdown --log-comm-bytes --npu-datadump
+        --record-memory-history --memory-snapshot-path --log-memory-interval --log-device-memory-used""",
     "mindspeed-tune": """
         --auto-settings --auto-settings-work-dir --auto-settings-ranks --auto-settings-log-level
         --auto-settings-type --target-nnodes --prof-file --auto-tuning --auto-tuning-work-dir
@@ -110,7 +110,7 @@ ANNOUNCED_FEATURES = {
         reuse-fp32-param release-fp32-grad swap-attention swap-layer-input smart-swap swap-optimizer
         virtual-optimizer adaptive-recompute memory-fragmentation compress-activation compress-optimizer""",
     "mindspeed-optim": "opt-fused-adamw opt-ema opt-cadam opt-quant-states opt-quant-grads opt-muon opt-zero",
-    "mindspeed-profile": "profile tflops step-breakdown comm-bytes npu-datadump monitor",
+    "mindspeed-profile": "profile tflops step-breakdown comm-bytes npu-datadump memory-history memory-log",
     "mindspeed-tune": "auto-settings auto-parallel",
     "mindspeed-models": "llm-models llm-instruction-data llm-variable-length llm-lora llm-generate",
 }

@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
-    from mindspeed_core.hosts.standalone.monitoring.throughput import peak_tflops
+    from mindspeed_core.instruments.device_peak import peak_tflops
     from mindspeed_core.megatron.flops import count_flops
 
     steps = _SMOKE_STEPS if options.smoke else _STEPS

@@ -14,21 +14,21 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from mindspeed_core.backend_contracts.contract import REDUCTIONS, BackendContract
 from mindspeed_core.backend_contracts.rendezvous import MESSAGES
 from mindspeed_core.backend_contracts.tensor_facts import CollectiveCall, TensorFacts, is_gloo_group
 from mindspeed_core.feature import Patch
 from mindspeed_core.instruments.code_places import running_code
+from mindspeed_core.instruments.work_counter import computes, flops_of
 from mindspeed_core.runtime.patches import PatchLedger
 
 
@@ -41,7 +41,7 @@ class Progress:
         operators: operators that computed a tensor: no views, allocations or communication; 0 unless
             computation is counted.
         flops: floating-point operations of the matrix products, convolutions and attentions among them, as
-            ``torch.utils.flop_counter`` counts.
+            `mindspeed_core.instruments.work_counter` counts.
     """
 
     seconds: float
@@ -114,6 +114,19 @@ class Call:
             return None
         a, b = self.launched, self.waited
         return Progress(b.seconds - a.seconds, b.operators - a.operators, b.flops - a.flops)
+
+
+class CommunicationListener(Protocol):
+    """Hears of the calls of this rank and of its waits: in a synchronous call, or for an asynchronous one."""
+
+    def call_made(self, call: Call) -> None:
+        """Hear that the rank calls."""
+
+    def wait_started(self, call: Call) -> None:
+        """Hear that the rank begins to wait; on a device its stream does."""
+
+    def wait_stopped(self, call: Call) -> None:
+        """Hear that the result is there, or that the stream goes on when it is."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +252,10 @@ class CommunicationLog:
 
 @contextmanager
 def count_communication(
-    computation: bool = False, objects: bool = False, contracts: Sequence[BackendContract] = ()
+    computation: bool = False,
+    objects: bool = False,
+    contracts: Sequence[BackendContract] = (),
+    listener: CommunicationListener | None = None,
 ) -> Iterator[CommunicationLog]:
     """Record every communication of this process inside the context.
 
@@ -253,11 +269,12 @@ def count_communication(
             carry the pickled objects.
         contracts: refuse what these backends refuse, before it is called, in every group that is not one of
             gloo by its description.
+        listener: hears of every call and wait.
 
     Raises:
         BackendRefusal: in the call that breaks a rule.
     """
-    recorder = _Recorder(CommunicationLog(), _Computation() if computation else None, contracts)
+    recorder = _Recorder(CommunicationLog(), _Computation() if computation else None, contracts, listener)
     wrappers: dict[str, Callable[..., Any]] = {
         name: functools.partial(recorder.counting, _SAME_OPERATION.get(name, name))
         for name in (*_MEASURES, *_SAME_OPERATION, *(_OBJECTS if objects else ()))
@@ -315,11 +332,9 @@ class _Computation(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if func.namespace != "c10d" and not func.is_view and "empty" not in func.name():
+        if computes(func):
             self.operators += 1
-            formula = flop_registry.get(func._overloadpacket)
-            if formula is not None:
-                self.flops += formula(*args, **kwargs, out_val=result)
+            self.flops += flops_of(func, args, kwargs, result)
         return result
 
 
@@ -331,10 +346,12 @@ class _Recorder:
         log: CommunicationLog,
         computation: _Computation | None,
         contracts: Sequence[BackendContract] = (),
+        listener: CommunicationListener | None = None,
     ) -> None:
         self.log = log
         self.computation = computation
         self._contracts = tuple(contracts)
+        self._listener = listener
         self._events = self._batches = 0
         self._depth = threading.local()
         self._groups: weakref.WeakKeyDictionary[Any, tuple[str, tuple[int, ...], int, str]]
@@ -379,11 +396,14 @@ class _Recorder:
                 launch_event=self._event(),
             )
             self.log.calls.append(call)
+            if self._listener is not None:
+                self._listener.call_made(call)
             if not (name in MESSAGES and getattr(self._depth, "batching", False)):
                 self._create(call)
             self._depth.inside = True
             try:
-                result = original(*args, **kwargs)
+                with nullcontext() if asynchronous else self._waiting_for(call):
+                    result = original(*args, **kwargs)
             finally:
                 self._depth.inside = False
             if not asynchronous:
@@ -394,6 +414,17 @@ class _Recorder:
             return result
 
         return counted
+
+    @contextmanager
+    def _waiting_for(self, call: Call) -> Iterator[None]:
+        if self._listener is None:
+            yield
+            return
+        self._listener.wait_started(call)
+        try:
+            yield
+        finally:
+            self._listener.wait_stopped(call)
 
     def _event(self) -> int:
         self._events += 1
@@ -469,8 +500,12 @@ class _Recorder:
         @contextmanager
         def coalesced(*args: Any, **kwargs: Any) -> Iterator[Any]:
             first = len(self.log.calls)
-            with self._batch_under_way(), original(*args, **kwargs) as manager:
-                yield manager
+            with ExitStack() as waiting:
+                with self._batch_under_way(), original(*args, **kwargs) as manager:
+                    yield manager
+                    # What is not asynchronous is waited for as the batch ends.
+                    if self.log.calls[first:]:
+                        waiting.enter_context(self._waiting_for(self.log.calls[first]))
             # The works exist only now, and each of them finishes all calls of the batch.
             batch = self.log.calls[first:]
             self._batches += 1
@@ -508,7 +543,8 @@ class _Recorder:
             event = self._event() if finished else None
             for call in finished:
                 call.waited, call.wait_event = here, event
-            return original(work, *args, **kwargs)
+            with self._waiting_for(finished[0]) if finished else nullcontext():
+                return original(work, *args, **kwargs)
 
         return wait
 

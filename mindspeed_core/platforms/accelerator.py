@@ -85,6 +85,11 @@ class AcceleratorPlatform(Platform):
         found: dict[str, Any] = self.runtime().memory._snapshot()
         return found
 
+    def memory_used(self) -> MemoryFigure:
+        """Return the bytes of the current device that are in use, by whatever process."""
+        free, total = self.runtime().mem_get_info()
+        return MemoryFigure(int(total) - int(free), f"{self.name} device")
+
     def total_memory(self) -> int:
         """Return the bytes of the current device."""
         return int(self.runtime().mem_get_info()[1])

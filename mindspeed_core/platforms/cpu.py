@@ -149,6 +149,11 @@ class CpuPlatform(Platform):
         """Start a new peak; without permission to, the peak stays that of the whole process."""
         process_memory.reset_peak()
 
+    def memory_used(self) -> MemoryFigure:
+        """Return the bytes of the machine that are in use, by whatever process."""
+        used = process_memory.physical_bytes() - process_memory.available_bytes()
+        return MemoryFigure(used, "memory of the machine")
+
     def total_memory(self) -> int:
         """Return the bytes that a process may have; all processes of the machine share them."""
         return process_memory.attainable_bytes()

@@ -279,6 +279,10 @@ class Platform:
         """
         return nullcontext
 
+    def memory_used(self) -> MemoryFigure:
+        """Return the bytes of the device that are in use, by whatever process."""
+        raise TypeError(f"platform {self.name} does not implement memory_used()")
+
     def total_memory(self) -> int:
         """Return the bytes of memory of the device."""
         raise TypeError(f"platform {self.name} does not implement total_memory()")

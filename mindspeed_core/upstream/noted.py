@@ -71,10 +71,8 @@ NOTED_FLAGS: tuple[Verdict, ...] = (
                 "--dataloader-defer-npy-index-mmap --num-dataset-builder-threads"
             ),
             "the tokenizer's file is read, and gives the same tokens": "--legacy-tokenizer",
-            "nothing is profiled by it; install mindspeed-profile, whose --profile records what runs and "
-            "where memory goes": (
-                "--use-pytorch-profiler --record-memory-history --memory-snapshot-path "
-                "--log-memory-interval --log-device-memory-used"
+            "nothing is profiled by it; install mindspeed-profile, whose --profile records what runs": (
+                "--use-pytorch-profiler"
             ),
             "a step that goes wrong is found, named and skipped or stopped at by --bad-step-action": (
                 "--rerun-mode --result-rejected-tracker-filename"
@@ -138,7 +136,6 @@ NOTED_FLAGS: tuple[Verdict, ...] = (
             "a job goes on from its last checkpoint with --max-restarts, and --hang-timeout-minutes finds "
             "ranks that hang": "--ttp-*",
             "`tokenizer.json` is read by the fast library; there is no slow one": "--tokenizer-not-use-fast",
-            "--log-throughput counts operations from the model's sizes": "--op-cal-tflops",
             "how caches and indices are shared is found out": "--no-shared-storage",
             "buckets of gradients are padded as megatron-core pads them; no number depends on it": (
                 "--param-and-grad-buffer-pad"

@@ -9,6 +9,9 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig, m
 from torch.utils.flop_counter import FlopCounterMode
 
 from mindspeed_core.activation import prepare
+from mindspeed_core.instruments.operations import operations
+from mindspeed_core.instruments.passes import BACKWARD, FORWARD, RECOMPUTED, current_pass
+from mindspeed_core.instruments.work_counter import WorkCounter
 from mindspeed_core.layer_spec import NORM_ROLES, SpecEditor
 from mindspeed_core.megatron.flops import count_flops
 from mindspeed_core.megatron.global_state import destroy_megatron_state
@@ -49,7 +52,8 @@ class TwoProducts(torch.nn.Module):
 
 
 def counts(cases):
-    """For each case ``{field: value}``: (what torch counted, `FlopCount.hardware` without mask, `.model`)."""
+    """For each case ``{field: value}``: what torch counted, what was counted here without and as recomputed,
+    and the `FlopCount` without mask."""
     with prepare([*training_flags((), 1), "--platform", "cpu"], host="standalone"):
         torch.distributed.init_process_group("gloo", init_method="env://")
         parallel_state.initialize_model_parallel()
@@ -83,7 +87,9 @@ def count(case):
     tokens = torch.randint(0, VOCABULARY, (1, SEQUENCE))
     positions = torch.arange(SEQUENCE).expand(1, SEQUENCE)
     mask = torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, WorkCounter(current_pass) as own:
         model(tokens, positions, mask, labels=tokens).mean().backward()
     expected = count_flops(config, seq_length=SEQUENCE, vocab_size=VOCABULARY, causal=False)
-    return counter.get_total_flops(), expected.hardware, expected.model
+    passes = {name: operations(work) for name, work in own.work.items()}
+    needed = passes[FORWARD] + passes[BACKWARD]
+    return counter.get_total_flops(), needed, passes.get(RECOMPUTED, 0.0), expected

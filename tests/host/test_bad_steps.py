@@ -60,6 +60,12 @@ def world(cases):
             spoil = Spoil(run, module="decoder.layers.1.mlp.linear_fc1")
         elif "gradient" in case:
             spoil = Spoil(run, parameter="decoder.layers.0.self_attention.linear_proj.weight")
+        elif "shard of a weight" in case:
+            if run.dist.rank == 1:
+                with torch.no_grad():
+                    run.model[0].module.get_parameter("decoder.layers.1.mlp.linear_fc1.weight")[3] = float(
+                        "nan"
+                    )
         elif "weight" in case:
             with torch.no_grad():
                 run.model[0].module.get_parameter("decoder.final_layernorm.weight")[3] = float("inf")
@@ -104,6 +110,7 @@ CASES = {
     "stop spike": ["--check-for-spiky-loss", "--loss-spike-factor", "50"],
     "spike unnoticed": [],
     "skip module, later": SKIP,
+    "shard of a weight": ["--tensor-model-parallel-size", "2"],
 }
 ALONE = {"module": [], "module, later": [], "weight": [], "weight, later": [], "gradient": []}
 
@@ -154,6 +161,14 @@ def test_a_spike_ends_the_run_on_all_ranks(pair):
 def test_the_first_bad_tensor_is_named(alone, case, words):
     for word in words:
         assert word in alone[case]["error"]
+
+
+def test_a_weight_that_one_tensor_parallel_rank_has_spoilt_ends_the_run_on_all(pair):
+    for rank in pair:
+        error = rank["shard of a weight"]["error"]
+        assert (
+            "on tensor-parallel rank 1, the weight decoder.layers.1.mlp.linear_fc1.weight holds nan" in error
+        )
 
 
 def resumed(folder):

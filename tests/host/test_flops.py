@@ -55,9 +55,15 @@ def counted():
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_formula_is_what_torch_counts(counted, case):
-    executed, hardware, model = counted[case]
-    assert executed == hardware
-    assert model < hardware if "recompute" in case else model == hardware
+    executed, _, _, expected = counted[case]
+    assert executed == expected.hardware
+    assert expected.model < expected.hardware if "recompute" in case else expected.model == expected.hardware
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_recomputed_is_told_apart_exactly(counted, case):
+    _, needed, recomputed, expected = counted[case]
+    assert (needed, recomputed) == (expected.model, expected.recomputed)
 
 
 def shape(**changes):

@@ -18,7 +18,7 @@ from mindspeed_core.errors import ArgumentError
 from mindspeed_core.hosts.standalone.monitoring.measures import detail_lines
 from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, format_step, missing_engine_note
 from mindspeed_core.hosts.standalone.monitoring.straggler import compare_ranks
-from mindspeed_core.hosts.standalone.monitoring.throughput import Throughput, measured_cpu_peak, named_peak
+from mindspeed_core.hosts.standalone.monitoring.throughput import Throughput
 from mindspeed_core.hosts.standalone.monitoring.timing import StepTimers, merge_times, reported_times
 from mindspeed_core.hosts.standalone.monitoring.writers import (
     Writers,
@@ -26,6 +26,7 @@ from mindspeed_core.hosts.standalone.monitoring.writers import (
     open_writers,
     scalars_of,
 )
+from mindspeed_core.instruments.device_peak import measured_cpu_peak, named_peak
 from mindspeed_core.megatron.flops import FlopCount
 from mindspeed_core.testing import run_world
 

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from mindspeed_core.run import Run
     from mindspeed_core.session import Session
 
-CLAIMABLE: Mapping[str, tuple[str, Any]] = {"--profile": ("profile", False)}
+CLAIMABLE: Mapping[str, tuple[str, Any]] = {
+    "--profile": ("profile", False),
+    "--record-memory-history": ("record_memory_history", False),
+    "--log-memory-interval": ("log_memory_interval", None),
+    "--log-device-memory-used": ("log_device_memory_used", False),
+}
 """Flags whose code is in Megatron-LM's loop: the argument, and the value that keeps that code still."""
 
 

@@ -13,6 +13,7 @@ from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, argumen
 from mindspeed_core.hosts.megatron_lm.step import LossNumbers
 from mindspeed_core.megatron.loss import on_every_stage
 from mindspeed_core.run import StepResult
+from mindspeed_core.runtime.reports import report_lines
 from mindspeed_core.terminal.foreign_text import emit
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def _numbers_of_features(now: PretrainCall, given: dict[str, Any]) -> dict[str, 
     )
     with now.calling("log_step", lambda: {"learning_rate": given["learning_rate"]}):
         numbers = now.session.call("log_step", run=run, result=result)
+    for line in report_lines(numbers) if run.dist.rank == 0 else ():
+        emit(f"mindspeed: {line}")
     own = _OWN | set(result.losses)
     # Megatron-LM prints the mean over the steps since its last line.
     steps = given["total_loss_dict"].get(_ADVANCED, 0) + (0 if result.skipped else 1)

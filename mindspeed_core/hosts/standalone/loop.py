@@ -112,7 +112,8 @@ def _loop(run: Run, log: RunLog) -> None:
 
 def _step(run: Run) -> StepResult:
     samples = batch_at(run.args, run.consumed_train_samples).samples
-    result: StepResult = run.session.call("train_step", run=run)
+    with run.session.state(Measures).step(run):
+        result: StepResult = run.session.call("train_step", run=run)
     run.iteration += 1
     run.consumed_train_samples += samples
     run.session.state(hang_watch.Progress).count += 1

@@ -15,7 +15,7 @@ from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps
 from mindspeed_core.hosts.standalone.fault_tolerance.hang_watch import Progress
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
-from mindspeed_core.hosts.standalone.monitoring.timing import install_timers, timed, untimed
+from mindspeed_core.hosts.standalone.monitoring.timing import timed, untimed
 from mindspeed_core.megatron.loss import schedule_loss
 from mindspeed_core.megatron.parameter_gather import start_complete, start_gather
 from mindspeed_core.megatron.schedule import begin_microbatch, boundary_options, scheduled
@@ -170,8 +170,6 @@ def train_step(session: Session, run: Run) -> StepResult:
     if update.successful:
         run.scheduler.step(increment=batch.samples)
     session.platform.synchronize()
-    if run.config.timers is not None:
-        run.config.timers.steps += 1
     return StepResult(
         losses=losses,
         skipped=not update.successful,
@@ -188,7 +186,6 @@ def configure_for_training(run: Run) -> None:
     args, config, model = run.args, run.config, run.model
     assert run.optimizer is not None
     config.grad_scale_func = run.optimizer.scale_loss
-    install_timers(run)
     single = len(model) == 1
     if args.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in model]

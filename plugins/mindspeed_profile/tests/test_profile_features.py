@@ -7,9 +7,12 @@ import sys
 from importlib.resources import files
 
 import pytest
+import torch.distributed as dist
 
 from mindspeed_core import check_feature
 from mindspeed_core.activation import prepare
+from mindspeed_core.discovery.feature_checks import declared_features
+from mindspeed_core.instruments.communication_events import CommunicationEvents
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
@@ -18,17 +21,22 @@ from mindspeed_core.testing.training import train_side
 from mindspeed_core.testing.verify import verify
 from mindspeed_core.testing.worlds import WorldError
 from mindspeed_profile.features import DECLARATIONS, Profile
+from mindspeed_profile.features.throughput import CountedThroughput
 from mindspeed_profile.recorder import StepRecorder
 
-
-def test_the_declaration_is_sound():
-    assert check_feature(Profile) == []
+FEATURES = declared_features(DECLARATIONS)
 
 
-def test_every_flag_is_on_the_page():
-    package, _, path = Profile.docs.partition(":")
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_the_declaration_is_sound(feature):
+    assert check_feature(feature) == []
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_every_flag_is_on_the_page(feature):
+    package, _, path = feature.docs.partition(":")
     page = files(package).joinpath(path).read_text(encoding="utf-8")
-    assert [flag.name for flag in Profile.flags if f"`{flag.name}`" not in page] == []
+    assert [flag.name for flag in feature.flags if flag.name not in page] == []
 
 
 def test_the_declaration_imports_neither_torch_nor_megatron():
@@ -49,6 +57,8 @@ def plan(*flags):
         (["--profile-with-memory"], "--profile-with-memory needs --profile-with-cpu"),
         (["--profile-with-stack"], "--profile-with-stack needs --profile-with-cpu"),
         (["--profile-ranks", "-2"], "a rank is 0 or above"),
+        (["--profile-aic-metrics", "L2Cache"], "at level0 the cores of a device collect no metrics"),
+        (["--profile-analyse", "later"], "sync, async, off"),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused(flags, message):
@@ -56,8 +66,41 @@ def test_flags_that_contradict_each_other_are_refused(flags, message):
         plan("--profile", *flags)
 
 
-def test_nothing_is_active_without_the_flag():
-    assert plan("--profile-step-start", "3").names == ()
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--op-cal-tflops", "--peak-tflops", "0"], "--peak-tflops 0.0: a peak is above 0"),
+        (["--npu-datadump", "a.json", "b.json"], "it takes one file at most"),
+        (["--npu-datadump", "nowhere.json"], "--npu-datadump nowhere.json: No such file"),
+    ],
+)
+def test_other_measurements_refuse_what_cannot_work(flags, message):
+    with pytest.raises(PlanError, match=message):
+        plan(*flags)
+
+
+def test_operators_of_captured_graphs_are_not_counted():
+    args = Bare(flops_mode="both", cuda_graph_impl="local", peak_tflops=None)
+    assert "captured graphs (--cuda-graph-impl local)" in CountedThroughput.validate(args)[0]
+    assert CountedThroughput.validate(Bare(**{**vars(args), "flops_mode": "model"})) == ()
+
+
+@pytest.mark.parametrize(
+    "flags", [("--profile-step-start", "3"), ("--flops-mode", "model"), ("--memory-snapshot-path", "here")]
+)
+def test_nothing_is_active_without_its_flag(flags):
+    assert plan(*flags).names == ()
+
+
+def test_a_session_without_the_flags_registers_nothing():
+    registry = Registry.of(DECLARATIONS, "mindspeed-profile")
+    wait = dist.Work.wait
+    session = prepare(training_flags((), 1), platform="cpu", registry=registry, host="standalone")
+    with session:
+        for stage in ("train_step", "log_step", "get_batch", "forward_step", "build_model", "finish_run"):
+            assert not {feature.name for feature in FEATURES} & set(session.implementations(stage))
+        assert dist.Work.wait is wait
+        assert CommunicationEvents not in session._state
 
 
 def trace(path):
@@ -77,6 +120,10 @@ def test_only_the_chosen_rank_writes_a_trace_of_exactly_the_chosen_steps(tmp_pat
     names = [event["name"] for event in content["traceEvents"] if event.get("cat") == "user_annotation"]
     assert names.count("step") == 2
     assert names.count("mb0.fwd") == names.count("optimizer_step") == names.count("finalize_gradients") == 2
+    # Two of four micro-batches each, in two steps.
+    assert names.count("forward-compute") == names.count("backward-compute") == 4
+    assert {"all-grads-sync", "optimizer-inner-step"} <= set(names)
+    assert any(name.startswith("wait DATA_PARALLEL_GROUP") for name in names)
 
 
 def test_a_rank_outside_the_world_is_refused():
@@ -137,7 +184,8 @@ def test_a_step_that_fails_stops_the_profiler(recording):
 
 
 @pytest.mark.parametrize(
-    ("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu", always=("tp2-sp",))
+    ("feature", "scenario"),
+    scenario_parameters(DECLARATIONS, platform="cpu", always=("profile-tp2-sp",), first=0),
 )
 def test_scenarios(feature, scenario):
     verdict = verify(feature, scenario, platform="cpu")

@@ -20,6 +20,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.hosts.standalone.checkpoint import rng_state
 from mindspeed_core.megatron.fully_sharded.torch_fsdp2 import local_part
 from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.losses import copied_later
 
 if TYPE_CHECKING:
@@ -247,16 +248,26 @@ def bad_gradient(run: Run) -> str:
     return "a gradient is not finite"
 
 
+def _bad_weight(run: Run) -> str:
+    """Say which weight of this rank is not finite; empty where all are."""
+    for name, parameter in _parameters(run):
+        weight = local_part(parameter)
+        if not bool(torch.isfinite(weight).all()):
+            return f"the weight {name} {_describe(weight)}: an earlier update spoiled it"
+    return ""
+
+
 def origin_of_loss(run: Run, batch: Batch, model_chunk: MegatronModule) -> str:
     """Say where a loss that is not finite comes from: a weight, or the first module that made it.
 
     Runs the micro-batch forward again, with a look at the output of every module. Where ranks with other
     data would have to take part (expert or context parallelism), only weights are looked at.
     """
-    for name, parameter in _parameters(run):
-        weight = local_part(parameter)
-        if not bool(torch.isfinite(weight).all()):
-            return f"the weight {name} {_describe(weight)}: an earlier update spoiled it"
+    # The loss is that of all tensor-parallel ranks: where one of them has found a weight, none runs it again.
+    found_by = all_gather_values(_bad_weight(run), run.pg.tp)
+    for rank, text in enumerate(found_by):
+        if text:
+            return text if len(found_by) == 1 else f"on tensor-parallel rank {rank}, {text}"
     if _fully_sharded(run):
         return "this rank's parts of all weights are finite"
     if run.pg.cp.size() > 1 or (getattr(run.pg, "ep", None) is not None and run.pg.ep.size() > 1):

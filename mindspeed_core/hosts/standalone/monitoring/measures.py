@@ -15,8 +15,14 @@ from mindspeed_core.hosts.standalone.monitoring.straggler import (
     straggler_report,
 )
 from mindspeed_core.hosts.standalone.monitoring.throughput import Throughput, measure_throughput
-from mindspeed_core.hosts.standalone.monitoring.timing import gather_times, reported_times, time_lines
+from mindspeed_core.hosts.standalone.monitoring.timing import (
+    StepTimers,
+    gather_times,
+    reported_times,
+    time_lines,
+)
 from mindspeed_core.megatron.parameter_norm import parameter_norm
+from mindspeed_core.runtime.reports import report_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,12 +36,19 @@ class Measures:
     throughput: Throughput | None = None
     clock: ForwardClock | None = None
     energy: EnergyMeter | None = None
+    timers: StepTimers | None = None
 
     def start(self, run: Run) -> None:
-        """Prepare what ``--log-throughput``, ``--log-straggler`` and ``--log-energy`` need."""
+        """Prepare what ``--log-throughput``, ``--log-straggler``, … and ``--timing-log-level`` need."""
         self.throughput = measure_throughput(run) if run.args.log_throughput else None
         self.clock = ForwardClock(run.session.platform) if run.args.log_straggler else None
         self.energy = EnergyMeter(run) if run.args.log_energy else None
+        level = run.args.timing_log_level
+        self.timers = StepTimers(level) if level else None
+
+    def step(self, run: Run) -> AbstractContextManager[Any]:
+        """Return a context that measures one training step."""
+        return nullcontext() if self.timers is None else self.timers.step(run)
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return a context that measures one forward pass of a micro-batch."""
@@ -58,7 +71,7 @@ class Measures:
         if run.args.log_params_norm:
             run.complete_parameters()
             found["params_norm"] = float(parameter_norm(run))
-        times = gather_times(run)
+        times = gather_times(self.timers) if self.timers is not None else {}
         if times:
             found["timing_ms"] = reported_times(times, run.args.timing_log_option)
         return found
@@ -71,4 +84,4 @@ def detail_lines(numbers: Mapping[str, Any]) -> list[str]:
         lines.append(straggler_line(numbers))
     if "timing_ms" in numbers:
         lines += time_lines(numbers["timing_ms"])
-    return lines
+    return lines + report_lines(numbers)

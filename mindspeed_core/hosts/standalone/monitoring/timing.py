@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron.core.timers import Timers
 
+from mindspeed_core.megatron.timer_events import listening
 from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
@@ -23,26 +24,32 @@ Times = dict[str, list[float]]
 
 
 class StepTimers(Timers):
-    """The timers of a run: what megatron-core calls as ``config.timers(name, log_level=…)``."""
+    """The times of a run's parts: one listener among those of megatron-core's timers."""
 
     def __init__(self, level: int) -> None:
         """Time parts up to a level; see ``--timing-log-level``."""
         super().__init__(level, "minmax")
         self.steps = 0
 
+    def timer_started(self, name: str, level: int, barrier: bool) -> None:
+        """Start a part's timer."""
+        self(name, log_level=level).start(barrier=barrier)
+
+    def timer_stopped(self, name: str, barrier: bool) -> None:
+        """Stop a part's timer."""
+        self(name).stop(barrier=barrier)
+
+    @contextmanager
+    def step(self, run: Run) -> Iterator[None]:
+        """Time the parts of one training step, which is the body."""
+        with listening(run, self):
+            yield
+        self.steps += 1
+
     def take(self) -> dict[str, float]:
         """Return milliseconds per step of each part on this rank since the last call."""
         steps, self.steps = max(1, self.steps), 0
         return {name: timer.elapsed(reset=True) * 1e3 / steps for name, timer in self._timers.items()}
-
-
-def install_timers(run: Run) -> None:
-    """Hand the timers of ``--timing-log-level`` to the configurations of the model and of every optimizer."""
-    assert run.optimizer is not None
-    level = run.args.timing_log_level
-    run.config.timers = StepTimers(level) if level else None
-    for optimizer in getattr(run.optimizer, "chained_optimizers", [run.optimizer]):
-        optimizer.config.timers = run.config.timers
 
 
 @contextmanager
@@ -69,14 +76,11 @@ def timed(run: Run, name: str, level: int) -> Iterator[None]:
         timer.stop()
 
 
-def gather_times(run: Run) -> Times:
+def gather_times(timers: StepTimers) -> Times:
     """Return milliseconds per step of every part since the last call, by rank. Collective.
 
     Ranks that did not run a part (a first stage receives nothing) have no entry in its list.
     """
-    timers = run.config.timers
-    if not isinstance(timers, StepTimers):
-        return {}
     return merge_times(all_gather_values(timers.take()))
 
 

@@ -19,6 +19,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from mindspeed_core.instruments.passes import recomputes
 from mindspeed_kernels.ops.gmm import grouped_matmul
 from mindspeed_moe.options import ACTIVATION, DISABLED, LEVEL0, LEVEL1
 from mindspeed_moe.weight_gradients import LaterGradient, Operands
@@ -83,6 +84,7 @@ class _Call:
         if self.level == LEVEL1 or (self.learns and self.level == LEVEL0):
             self._arrival = self._send_again(self.level == LEVEL1)
 
+    @recomputes
     def activate_again(self, kept: tuple[Tensor, ...]) -> Tensor:
         """Compute the activation a second time, from what was kept for it; its graph stays for backward."""
         if self.level == LEVEL1:

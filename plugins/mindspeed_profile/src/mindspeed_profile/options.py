@@ -9,6 +9,21 @@ from typing import Any
 
 LEVELS = ("level0", "level1", "level2")
 ALL_RANKS = -1
+EXPORTS = ("text", "db", "perfetto")
+METRICS = (
+    "PipeUtilization",
+    "ArithmeticUtilization",
+    "Memory",
+    "MemoryL0",
+    "MemoryUB",
+    "ResourceConflictRatio",
+    "L2Cache",
+    "MemoryAccess",
+    "none",
+)
+ANALYSES = SYNC, ASYNC, OFF = ("sync", "async", "off")
+ANALYSED_RANKS = 8
+"""Above so many recorded ranks nothing is analysed in the training unless it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,9 @@ class ProfileOptions:
         shapes: record the shapes of each operator's inputs.
         path: folder of the traces.
         ranks: recorded ranks; -1 among them stands for all.
+        exports: forms in which an NPU's record is written, see `EXPORTS`; empty for its default.
+        metrics: which metrics an NPU's cores collect, see `METRICS`; empty for the level's default.
+        analysis: when torch_npu analyses what it recorded, see `ANALYSES`; empty to let the ranks decide.
     """
 
     start: int
@@ -36,6 +54,9 @@ class ProfileOptions:
     shapes: bool
     path: Path
     ranks: tuple[int, ...]
+    exports: tuple[str, ...] = ()
+    metrics: str = ""
+    analysis: str = ""
 
     @classmethod
     def of(cls, args: Any) -> ProfileOptions:
@@ -50,15 +71,30 @@ class ProfileOptions:
             shapes=args.profile_record_shapes,
             path=Path(args.profile_save_path),
             ranks=tuple(args.profile_ranks),
+            exports=tuple(args.profile_export_type or ()),
+            metrics=args.profile_aic_metrics or "",
+            analysis=args.profile_analyse or "",
         )
 
     def records(self, rank: int) -> bool:
         """Return whether a rank is recorded."""
-        return ALL_RANKS in self.ranks or rank in self.ranks
+        return is_chosen(self.ranks, rank)
 
     def outside(self, world_size: int) -> tuple[int, ...]:
         """Return the ranks that do not exist in a world of this size."""
         return tuple(rank for rank in self.ranks if rank >= world_size)
+
+    def analysed(self, world_size: int) -> str:
+        """Return when the record is analysed: as the flag says, else at once unless many ranks record."""
+        if self.analysis:
+            return self.analysis
+        recorded = world_size if ALL_RANKS in self.ranks else len(set(self.ranks))
+        return OFF if recorded > ANALYSED_RANKS else SYNC
+
+
+def is_chosen(ranks: Sequence[int], rank: int) -> bool:
+    """Return whether a rank is among those that ``--profile-ranks`` names."""
+    return ALL_RANKS in ranks or rank in ranks
 
 
 def problems(options: ProfileOptions) -> Sequence[str]:
@@ -78,9 +114,18 @@ def problems(options: ProfileOptions) -> Sequence[str]:
                 f"--profile-with-{name} needs --profile-with-cpu: {records} belong to host operators; add "
                 f"--profile-with-cpu or drop --profile-with-{name}"
             )
-    if not options.ranks:
-        found.append("--profile-ranks names no rank; name some, or -1 for all")
-    negative = [rank for rank in options.ranks if rank < ALL_RANKS]
-    if negative:
-        found.append(f"--profile-ranks {negative[0]}: a rank is 0 or above, or -1 for all")
+    if options.metrics not in ("", "none") and not options.level:
+        found.append(
+            f"--profile-aic-metrics {options.metrics}: at level0 the cores of a device collect no metrics; "
+            "add --profile-level level1"
+        )
+    found += rank_problems(options.ranks)
     return found
+
+
+def rank_problems(ranks: Sequence[int]) -> list[str]:
+    """Return what is wrong with ``--profile-ranks``."""
+    if not ranks:
+        return ["--profile-ranks names no rank; name some, or -1 for all"]
+    negative = [rank for rank in ranks if rank < ALL_RANKS]
+    return [f"--profile-ranks {negative[0]}: a rank is 0 or above, or -1 for all"] if negative else []

@@ -15,7 +15,7 @@ def test_the_profiler_of_the_device_is_made(tmp_path, monkeypatch, level):
     # A profiler that was never started writes its settings to the working directory when it is collected.
     monkeypatch.chdir(tmp_path)
     options = ProfileOptions(10, 12, level, True, False, False, False, tmp_path, (2,))
-    profiler = make_profiler(options, "npu", 2, 1, 10, 12)
+    profiler = make_profiler(options, "npu", 2, 8, 1, 10, 12)
     assert type(profiler).__module__.startswith("torch_npu.profiler")
     del profiler
     gc.collect()

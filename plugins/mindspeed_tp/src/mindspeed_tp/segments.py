@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mindspeed_core.errors import SessionError
+from mindspeed_core.instruments.passes import recomputes
 from mindspeed_tp.linears import PlannedColumn, PlannedRow
 from mindspeed_tp.rows import Pending
 
@@ -99,6 +100,7 @@ class _Segment(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @recomputes
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, Tensor]:
         if not torch.autograd._is_checkpoint_valid():
             raise RuntimeError("recomputed segments learn in .backward(), not in torch.autograd.grad()")

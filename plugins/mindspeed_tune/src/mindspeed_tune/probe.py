@@ -20,6 +20,7 @@ from mindspeed_core.feature import Patch, hookimpl
 from mindspeed_core.instruments import communication
 from mindspeed_core.instruments.call_order import POINT_TO_POINT
 from mindspeed_core.instruments.code_places import CodePlace, running_code
+from mindspeed_core.instruments.work_counter import WorkCounter
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_tune import allocator, described_run, layer_kinds, schedules
 from mindspeed_tune.allocation_events import AllocationEvents
@@ -38,7 +39,6 @@ from mindspeed_tune.record import (
     Update,
 )
 from mindspeed_tune.relief import reliefs
-from mindspeed_tune.work_counter import WorkCounter
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mindspeed_core.instruments.call_order import POINT_TO_POINT
+from mindspeed_core.instruments.operations import operations
 from mindspeed_tune.extrapolate import Whole
 from mindspeed_tune.hardware import Hardware
 from mindspeed_tune.record import RankRecord
-from mindspeed_tune.roofline import communication_seconds, operations, seconds
+from mindspeed_tune.roofline import communication_seconds, seconds
 from mindspeed_tune.schedules import BACKWARD, FORWARD, order
 from mindspeed_tune.timeline import Timeline, simulate
 

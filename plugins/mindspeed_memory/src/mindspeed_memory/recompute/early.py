@@ -18,6 +18,7 @@ import torch
 from megatron.core.tensor_parallel import random
 from torch import Tensor
 
+from mindspeed_core.instruments.passes import recomputes
 from mindspeed_memory.recompute.interleaving import Pass
 from mindspeed_memory.recompute.modules import checkpointed
 
@@ -126,6 +127,7 @@ class _Checkpoint(torch.autograd.Function):
         return None, None, *(one.grad for one in inputs)
 
 
+@recomputes
 def _run_again(node: Any) -> bool:
     """Compute a layer again with the random numbers that it had, unless it was; return whether it was not."""
     if node.again is not None:

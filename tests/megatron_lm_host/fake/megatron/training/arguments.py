@@ -54,7 +54,7 @@ def add_megatron_arguments(parser):
         "use-persistent-ckpt-worker ddp-average-in-collective no-persist-layer-norm no-load-optim "
         "no-load-rng qk-layernorm mock-data reset-position-ids reset-attention-mask eod-mask-loss "
         "multi-latent-attention moe-pad-expert-input-to-capacity override-opt-param-scheduler "
-        "rotary-interleaved"
+        "rotary-interleaved use-pytorch-profiler"
     ).split():
         add(f"--{name}", action="store_true")
     add("--disable-bias-linear", action="store_false", dest="add_bias_linear")

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.feature import Feature, Flag, HookApi, Resume, Scenario, Slot, hookimpl
-from mindspeed_profile.options import LEVELS, ProfileOptions, problems
+from mindspeed_core.feature import Conflict, Feature, Flag, Resume, Scenario, dest_of, hookimpl
+from mindspeed_profile.options import ANALYSES, EXPORTS, LEVELS, METRICS, ProfileOptions, problems
 from mindspeed_profile.recorder import StepRecorder
 
 logger = logging.getLogger(__name__)
 
+PROFILE_RANKS = Flag(
+    "--profile-ranks",
+    type=int,
+    nargs="+",
+    default=(0,),
+    metavar="RANK",
+    help="Recorded ranks; -1 for all.",
+)
+_OF_NPUS = ("--profile-export-type", "--profile-aic-metrics", "--profile-analyse")
+"""Flags that torch's own profiler, of CPUs and CUDA, has no use for."""
 _PROOF = (
     *("--profile", "--profile-step-start", "1", "--profile-step-end", "2", "--profile-ranks", "-1"),
     *("--profile-level", "level1", "--profile-with-cpu", "--profile-with-memory", "--profile-record-shapes"),
@@ -53,16 +63,34 @@ class Profile(Feature):
             per_rank=True,
             help="Folder that receives one trace per recorded rank.",
         ),
+        PROFILE_RANKS,
         Flag(
-            "--profile-ranks",
-            type=int,
+            "--profile-export-type",
+            type=str,
             nargs="+",
-            default=(0,),
-            metavar="RANK",
-            help="Recorded ranks; -1 for all.",
+            choices=EXPORTS,
+            help="NPU: forms of the record; text holds the trace that Perfetto reads.",
+        ),
+        Flag(
+            "--profile-aic-metrics",
+            type=str,
+            choices=METRICS,
+            help="NPU: metrics of the cores, from level1 on; PipeUtilization by default.",
+        ),
+        Flag(
+            "--profile-analyse",
+            type=str,
+            choices=ANALYSES,
+            help="NPU: analyse the record in the training, beside it, or later; off above 8 recorded ranks.",
         ),
     )
     slots = ("profiler",)
+    conflicts = (
+        Conflict(
+            flag="--use-pytorch-profiler",
+            reason="--profile and --use-pytorch-profiler both own the profiler; drop one of them",
+        ),
+    )
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_profile:docs/profile.md"
     modes = ("train",)
@@ -91,7 +119,7 @@ class Profile(Feature):
         return problems(ProfileOptions.of(args))
 
     @hookimpl(wrapper=True)
-    def validate_arguments(self) -> Generator[None, Any, Any]:
+    def validate_arguments(self, session: Any) -> Generator[None, Any, Any]:
         """Check the ranks against the world, and the steps against the run."""
         args = yield
         options = ProfileOptions.of(args)
@@ -102,6 +130,13 @@ class Profile(Feature):
                 " ".join(map(str, options.ranks)),
                 f"rank {outside[0]} is outside the world of {args.world_size}",
                 f"name ranks from 0 to {args.world_size - 1}, or -1 for all",
+            )
+        given = [flag for flag in _OF_NPUS if getattr(args, dest_of(flag), None)]
+        if given and session.platform.device_type != "npu":
+            logger.warning(
+                "%s has no effect on %s: torch's profiler writes one trace, which needs no analysis",
+                ", ".join(given),
+                session.platform.name,
             )
         iterations = getattr(args, "train_iters", None)
         if iterations is not None and options.end > iterations:
@@ -136,7 +171,7 @@ class Profile(Feature):
         recorder, iteration = self._recorder, run.iteration
         recorder.before_step(iteration)
         try:
-            with self._range("step", iteration):
+            with self._range("step", iteration), self._parts_of_step(session, run):
                 result = yield
         except BaseException:
             recorder.close()
@@ -179,8 +214,27 @@ class Profile(Feature):
             return None
         from mindspeed_profile.backends import make_profiler
 
-        make = partial(make_profiler, options, session.platform.device_type, run.dist.rank)
+        dist = run.dist
+        make = partial(make_profiler, options, session.platform.device_type, dist.rank, dist.world_size)
         return StepRecorder(options, make)
+
+    @contextmanager
+    def _parts_of_step(self, session: Any, run: Any) -> Iterator[None]:
+        """Name in the trace what megatron-core times (passes, transfers, the update's parts), and waits."""
+        recorder = self._recorder
+        if recorder is None or recorder.options.level < 1 or not recorder.recording(run.iteration):
+            yield
+            return
+        from mindspeed_core.instruments.communication_events import CommunicationEvents
+        from mindspeed_core.megatron.timer_events import listening
+        from mindspeed_profile.ranges import StepRanges
+
+        ranges, events = StepRanges(), session.state(CommunicationEvents)
+        try:
+            with listening(run, ranges), events.listening(ranges, session.at_close):
+                yield
+        finally:
+            ranges.close()
 
     def _stage_range(self, name: str, run: Any) -> AbstractContextManager[Any]:
         if self._recorder is None or self._recorder.options.level < 1:
@@ -193,6 +247,3 @@ class Profile(Feature):
         from torch.profiler import record_function
 
         return record_function(name)
-
-
-DECLARATIONS = (HookApi("1.3"), Slot("profiler", "who records a trace of the run"), Profile)

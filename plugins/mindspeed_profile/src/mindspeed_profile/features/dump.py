@@ -1,0 +1,81 @@
+"""Declaration of the dump of what modules compute. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.feature import Feature, Flag, Scenario, hookimpl
+from mindspeed_profile.dump_options import read_options
+
+_FLAG = "--npu-datadump"
+_TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+_PP2 = ("--pipeline-model-parallel-size", "2")
+_FILES = ("mindspeed_profile.dump_proof:write_config",)
+_PROOF = (_FLAG, "{files}/dump.json")
+
+
+class DataDump(Feature):
+    """Statistics of what every module computes, to find where two runs part."""
+
+    name = "npu-datadump"
+    family = "profile"
+    summary = "Dump statistics of what each module computes, for mindspeed-profile compare"
+    level = 0
+    flags = (
+        Flag(
+            _FLAG,
+            type=str,
+            nargs="*",
+            metavar="CONFIG",
+            per_rank=True,
+            help="Dump statistics of modules in the first step, or as a file of msprobe's form says.",
+        ),
+    )
+    docs = "mindspeed_profile:docs/datadump.md"
+    modes = ("train",)
+    affects_checkpoint = False
+    fake_tensors = True
+    deterministic = True
+    verify = (
+        Scenario("single", flags=_PROOF, files=_FILES, tolerance=0.0),
+        Scenario("tp2-sp", flags=(*_TP2, *_PROOF), baseline=_TP2, world_size=2, files=_FILES, tolerance=0.0),
+        Scenario("pp2", flags=(*_PP2, *_PROOF), baseline=_PP2, world_size=2, files=_FILES, tolerance=0.0),
+    )
+
+    _dump: Any = None
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether the flag is given, with a file or without."""
+        return args.npu_datadump is not None
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Check the file."""
+        if len(args.npu_datadump) > 1:
+            return (f"{_FLAG} {' '.join(args.npu_datadump)}: it takes one file at most; name one",)
+        try:
+            read_options(args.npu_datadump)
+        except UserError as error:
+            return (str(error),)
+        return ()
+
+    @hookimpl(wrapper=True)
+    def train_step(self, session: Any, run: Any) -> Generator[None, Any, Any]:
+        """Dump the step, if it is chosen, with msprobe where it can, otherwise with hooks of our own."""
+        if session.platform.dry_run:
+            return (yield)
+        if self._dump is None:
+            from mindspeed_profile.dump_backends import make_dump
+
+            self._dump = make_dump(run, read_options(run.args.npu_datadump))
+            session.at_close(self._stop)
+        with self._dump.step(run):
+            return (yield)
+
+    def _stop(self) -> None:
+        """Close the files of the dump."""
+        dump, self._dump = self._dump, None
+        dump.close()
