@@ -12,16 +12,20 @@ from typing import Any
 import torch
 
 _EXPERTS = "megatron.core.transformer.moe."
+_KNOWN = ("megatron.core.", "mindspeed_")
 
 
-def let_go_of_graphs(chunks: Sequence[torch.nn.Module]) -> None:
+def let_go_of_graphs(chunks: Sequence[torch.nn.Module], *, of_callers: bool = True) -> None:
     """Cut what modules keep off its graph, at the end of a run.
 
     Args:
         chunks: the model chunks of the rank, with or without wrappers.
+        of_callers: in modules of other packages too; not where their graphs may still be used.
     """
     for chunk in chunks:
         for module in chunk.modules():
+            if not of_callers and not type(module).__module__.startswith(_KNOWN):
+                continue
             for holder in (module, *_parts(module)):
                 for name, value in list(vars(holder).items()):
                     if isinstance(value, torch.Tensor) and value.grad_fn is not None:

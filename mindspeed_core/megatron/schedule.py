@@ -13,6 +13,7 @@ from megatron.core.pipeline_parallel import schedules
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.megatron.pipeline_sends import forget_sends, wait_for_sends
 from mindspeed_core.megatron.token_losses import check_passed
 from mindspeed_core.megatron.unwrap import unwrap
 
@@ -53,8 +54,10 @@ def scheduled(run: Run, *, training: bool) -> Iterator[None]:
     restart_microbatches(run)
     context = run.context
     context.training = training
+    forget_sends(run.session)
     try:
         yield
+        wait_for_sends(run.session)
         check_passed(run)
     finally:
         context.microbatch, context.vp_stage, context.training, context.samples = -1, None, True, None

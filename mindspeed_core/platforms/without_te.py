@@ -4,7 +4,8 @@ Its guarded imports leave some names unbound that later code tests for ``None``.
 ``None``, so that the code takes the branch it has for that case. Others are bound to stand-ins, and the code
 believes that TransformerEngine is there. The norm of gradients, which TransformerEngine brings, is taken one
 tensor after the other without it. A checkpoint that drops its output needs it for no reason. Repairs
-of what such a checkpoint meets, and of megatron-core's own offloading, stand beside them.
+of what such a checkpoint meets, of megatron-core's own offloading and of its interleaved pipelines stand
+beside them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from importlib.util import find_spec
 
 from mindspeed_core.feature import Patch
 
-_OFFLOAD = "megatron.core.pipeline_parallel.fine_grained_activation_offload:ChunkOffloadHandler"
+_OFFLOAD = "megatron.core.pipeline_parallel.fine_grained_activation_offload"
 PATCHES = (
     Patch(
         target="megatron.core.optimizer.clip_grads:l2_norm_impl",
@@ -37,18 +38,39 @@ PATCHES = (
         reason="takes its default for fp8 without TransformerEngine, and empties what nothing fills again",
     ),
     Patch(
-        target=f"{_OFFLOAD}.tensor_need_offloading_checker",
+        target=f"{_OFFLOAD}:ChunkOffloadHandler.tensor_need_offloading_checker",
         new="mindspeed_core.megatron.activation_offload:sparing_dropped",
         kind="wrap",
         required=False,
         reason="copies storages to the host that their owner empties and computes again",
     ),
     Patch(
-        target=f"{_OFFLOAD}.reload",
+        target=f"{_OFFLOAD}:ChunkOffloadHandler.reload",
         new="mindspeed_core.megatron.activation_offload:waiting_for_copies",
         kind="wrap",
         required=False,
         reason="reads on the compute stream what is still on its way to the host",
+    ),
+    Patch(
+        target=f"{_OFFLOAD}:GPUTensorPool.allocate",
+        new="mindspeed_core.megatron.activation_offload:waiting_for_reads",
+        kind="wrap",
+        required=False,
+        reason="writes into a host buffer that the copy back still reads",
+    ),
+    Patch(
+        target=f"{_OFFLOAD}:ChunkOffloadHandler.tensor_pop",
+        new="mindspeed_core.megatron.activation_offload:waiting_for_arrival",
+        kind="wrap",
+        required=False,
+        reason="waits for another group of the same name than the one that is read",
+    ),
+    Patch(
+        target="megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator.send_forward_recv_forward",
+        new="mindspeed_core.megatron.pipeline_sends:remembering_sends",
+        kind="wrap",
+        required=False,
+        reason="the interleaved schedule drops the last output it sends without a wait",
     ),
     *(
         ()

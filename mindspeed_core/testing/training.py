@@ -89,7 +89,10 @@ class _Measured:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """The result of one rank; states exist on rank 0 only."""
+    """The result of one rank; states exist on rank 0 only.
+
+    ``recorded`` is what features recorded with ``run.metrics`` in the compared steps, on this rank alone.
+    """
 
     features: tuple[str, ...]
     layout: str
@@ -105,6 +108,7 @@ class RankRecord:
     calls: tuple[OrderedCall, ...] = ()
     platform: str = ""
     warnings: tuple[str, ...] = ()
+    recorded: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -257,6 +261,7 @@ def train_rank(request: SideRequest) -> RankRecord:
         probe.begin(request.gradients)
         results = [steps.once() for _ in range(request.steps)]
         probe.end()
+        recorded = {name: value for name, (_, value, _) in run.metrics.local().items()}
         saved = None
         parameters = canonical_parameters(run)
         if request.feature_state or request.optimizer_state:
@@ -278,6 +283,7 @@ def train_rank(request: SideRequest) -> RankRecord:
             calls=tuple(map(OrderedCall.of, log.calls)),
             platform=session.platform.name,
             warnings=tuple(warnings),
+            recorded=recorded,
         )
         interface.teardown(session)
         return record

@@ -1,19 +1,21 @@
 """Every pair of memory features on a layout of the lagging device: the bits of that layout, or a refusal.
 
 All of these features promise the bits of a training without them, so that a pair is compared to the layout
-alone. What the resolver refuses, and flags of which one value alone can be given, is not trained.
+alone. What the resolver refuses, and flags of which one value alone can be given, is not trained. Where one
+of two stands down beside the other, the plan says so. More than two may be trained together: where all of
+them act and the bits stay, they are a proof of each of their pairs.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from tempfile import gettempdir
 
-from mindspeed_core.activation import prepare
+from mindspeed_core.activation import plan_for
 from mindspeed_core.errors import UserError
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
@@ -21,7 +23,7 @@ from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.worlds import WorldError, run_world
 from mindspeed_testing.lagging.runs import Outcome, Training, outcomes
 
-EQUAL, REFUSED = "equal", "refused: "
+EQUAL, REFUSED, STANDS_DOWN = "equal", "refused: ", "stands down: "
 _LLAMA = (
     "--hidden-dropout 0.1 --swiglu --normalization RMSNorm --position-embedding-type rope --use-flash-attn "
     "--bf16 --grad-reduce-in-bf16"
@@ -43,9 +45,7 @@ LAYOUTS = {
     "tensor parallelism": (2, f"{_DENSE} --tensor-model-parallel-size 2 --sequence-parallel"),
     "pipeline parallelism": (
         2,
-        # megatron-core's own schedule lets go of sends without a wait, which ends a run on this device.
-        f"{_DEEP} --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
-        "--pipeline-schedule interleaved",
+        f"{_DEEP} --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
     ),
     "expert parallelism": (2, f"{_EXPERTS} --expert-model-parallel-size 2"),
 }
@@ -110,33 +110,64 @@ _BASES = {
     "memory-report": "--no-bias-dropout-fusion",
 }
 """Flags of both sides, where a feature is an option of something else, or says itself what it changes."""
+_OF_MEGATRON_CORE = frozenset(
+    {
+        *("recompute-layers", "selected norms", "selected attention"),
+        *("selected activations of experts", "selected experts"),
+    }
+)
+"""What no plan lists: megatron-core does it by itself."""
+_DECLARED = {
+    "swap-attention of norms and feed-forward parts": "swap-attention",
+    "stages computed again": "pp-engine",
+    "nanopipe's operands on the host": "pp-engine",
+    "moe-zero-memory, level 0": "moe-zero-memory",
+    "moe-zero-memory, level 1": "moe-zero-memory",
+}
+"""Features whose name is not that of the entry."""
+_RECORDED = {
+    **dict.fromkeys(
+        (
+            *("swap-attention", "swap-attention of norms and feed-forward parts"),
+            *("swap-layer-input", "swap-activation-plan", "smart-swap"),
+        ),
+        "swapped bytes",
+    ),
+    **dict.fromkeys(("compress-activation", "compress-dense"), "compressed bytes"),
+    **dict.fromkeys(("adaptive-recompute", "adaptive-memory"), "planned bytes"),
+    **dict.fromkeys(("recompute-in-advance", "recompute-in-bubble"), "early recomputations"),
+    "nanopipe's operands on the host": "pipeline bytes to the host",
+    "moe-adaptive-recompute": "moe crowded calls",
+}
+"""The number of a step that is above 0 where a feature acted; the others refuse to place nothing."""
+_MEASURES = "smart-swap"
+"""It chooses by times that it measured, and may choose nothing."""
 _UNITED = "--recompute-modules"
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two memory features on a layout.
+class Together:
+    """Memory features on a layout.
 
     Attributes:
         layout: a name of `LAYOUTS`.
-        names: of `features_of` the layout.
+        names: of `features_of` the layout; two, or more.
     """
 
     layout: str
-    names: tuple[str, str]
+    names: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.layout}: {self.names[0]}, {self.names[1]}"
+        return f"{self.layout}: {', '.join(self.names)}"
 
     @property
     def base(self) -> tuple[str, ...]:
-        """Return the flags of the side without the pair."""
-        bases = " ".join(_BASES.get(name, "") for name in self.names)
-        return tuple(f"{LAYOUTS[self.layout][1]} {bases}".split())
+        """Return the flags of the side without the features."""
+        return tuple(f"{LAYOUTS[self.layout][1]} {self._of_both_sides()}".split())
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Return the flags of the side with it."""
+        """Return the flags of the side with them."""
         options: dict[str, tuple[str, ...]] = {}
         for values in self._options():
             for flag, value in values.items():
@@ -149,14 +180,33 @@ class Pair:
         return 7 if any(name.startswith("adaptive") for name in self.names) else 5
 
     def exclusive(self) -> str:
-        """Return the flag of which both want another value; empty where there is none."""
-        first, second = self._options()
-        different = (flag for flag in first if flag in second and first[flag] != second[flag])
-        return next((flag for flag in different if flag != _UNITED), "")
+        """Return the flag of which two of them want another value; empty where there is none."""
+        wanted: dict[str, tuple[str, ...]] = {}
+        for values in self._options():
+            for flag, value in values.items():
+                if flag != _UNITED and wanted.setdefault(flag, value) != value:
+                    return flag
+        return ""
 
-    def _options(self) -> tuple[dict[str, tuple[str, ...]], ...]:
+    def inactive(self, active: Collection[str]) -> list[str]:
+        """Return those that are not among the active features of a plan."""
+        declared = {name: _DECLARED.get(name, name) for name in self.names if name not in _OF_MEGATRON_CORE}
+        return [name for name, feature in declared.items() if feature not in active]
+
+    def unseen(self, ended: Sequence[Outcome]) -> list[str]:
+        """Return those of which no rank recorded that they did anything."""
+        return [
+            name
+            for name in self.names
+            if name in _RECORDED and not any(one.recorded.get(_RECORDED[name]) for one in ended)
+        ]
+
+    def _of_both_sides(self) -> str:
+        return " ".join(_BASES[name] for name in self.names if name in _BASES)
+
+    def _options(self) -> Iterator[dict[str, tuple[str, ...]]]:
         features = features_of(self.layout)
-        return tuple(_options_of(features[name].split()) for name in self.names)
+        return (_options_of(features[name].split()) for name in self.names)
 
 
 def features_of(layout: str) -> dict[str, str]:
@@ -164,52 +214,62 @@ def features_of(layout: str) -> dict[str, str]:
     return {**_EVERYWHERE, **_OF_LAYOUTS.get(layout, {})}
 
 
-def pairs_of(layout: str) -> list[Pair]:
+def pairs_of(layout: str) -> list[Together]:
     """Return all pairs of a layout."""
-    return [Pair(layout, names) for names in combinations(features_of(layout), 2)]
+    return [Together(layout, names) for names in combinations(features_of(layout), 2)]
 
 
-def drawn_pairs(layout: str, count: int, seed: int) -> list[Pair]:
-    """Return some pairs of a layout that the resolver accepts."""
+def drawn_pairs(layout: str, count: int, seed: int) -> list[Together]:
+    """Return some pairs of a layout of which both are active."""
     found = pairs_of(layout)
     random.Random(f"{layout} {seed}").shuffle(found)
-    accepted: list[Pair] = []
+    active: list[Together] = []
     for pair in found:
-        if len(accepted) < count and not refusal(pair):
-            accepted.append(pair)
-    return accepted
+        if len(active) < count and not untrained(pair):
+            active.append(pair)
+    return active
 
 
-def refusal(pair: Pair) -> str:
-    """Return why a pair cannot be asked for; empty where it can."""
-    flag = pair.exclusive()
+def untrained(together: Together) -> str:
+    """Return why features are not trained together; empty where they are.
+
+    Returns:
+        `REFUSED` with the reason, or `STANDS_DOWN` with those that are not active beside the others, of which
+        the plan says so.
+    """
+    flag = together.exclusive()
     if flag:
-        return f"{flag} has one value"
+        return f"{REFUSED}{flag} has one value"
     registry = _installed()
-    line = training_flags(pair.flags, pair.steps, registry)
+    line = training_flags(together.flags, together.steps, registry)
     try:
-        prepare(line, platform="lagging", registry=registry, host="standalone")
+        plan, _ = plan_for(line, platform="lagging", registry=registry, host="standalone")
     except (PlanError, UserError) as error:
-        return str(error)
-    return ""
+        return f"{REFUSED}{error}"
+    inactive = together.inactive(plan.names)
+    return f"{STANDS_DOWN}{', '.join(inactive)}" if inactive else ""
 
 
-def verdicts(pairs: Sequence[Pair]) -> dict[Pair, str]:
-    """Train pairs of one layout in one world; return `EQUAL`, `REFUSED` with the reason, or what is wrong."""
-    found = {pair: f"{REFUSED}{reason}" for pair in pairs if (reason := refusal(pair))}
-    left = [pair for pair in pairs if pair not in found]
+def verdicts(all_of: Sequence[Together]) -> dict[Together, str]:
+    """Train features of one layout in one world.
+
+    Returns:
+        `EQUAL`, what `untrained` says, `STANDS_DOWN` where one chose to do nothing, or what is wrong.
+    """
+    found = {one: reason for one in all_of if (reason := untrained(one))}
+    left = [one for one in all_of if one not in found]
     if not left:
         return found
     ranks = LAYOUTS[left[0].layout][0]
-    bases = list(dict.fromkeys((pair.base, pair.steps) for pair in left))
-    trainings = [*(Training(*base) for base in bases), *(Training(pair.flags, pair.steps) for pair in left)]
+    bases = list(dict.fromkeys((one.base, one.steps) for one in left))
+    trainings = [*(Training(*base) for base in bases), *(Training(one.flags, one.steps) for one in left)]
     try:
-        of_ranks = run_world(outcomes, ranks, trainings, timeout=120 + 30 * len(trainings))
+        of_ranks = run_world(outcomes, ranks, trainings, timeout=120 + 60 * len(trainings))
     except WorldError as error:
         return {**found, **dict.fromkeys(left, str(error))}
     without = dict(zip(bases, zip(*of_ranks)))
-    for pair, ended in zip(left, list(zip(*of_ranks))[len(bases) :]):
-        found[pair] = _verdict(ended, without[pair.base, pair.steps])
+    for one, ended in zip(left, list(zip(*of_ranks))[len(bases) :]):
+        found[one] = _verdict(one, ended, without[one.base, one.steps])
     return found
 
 
@@ -218,7 +278,7 @@ def _installed() -> Registry:
     return Registry.discover()
 
 
-def _verdict(ended: Sequence[Outcome], without: Sequence[Outcome]) -> str:
+def _verdict(together: Together, ended: Sequence[Outcome], without: Sequence[Outcome]) -> str:
     broken = next((one.error for one in without if one.error), "")
     if broken:
         return f"the layout alone: {broken}"
@@ -227,7 +287,13 @@ def _verdict(ended: Sequence[Outcome], without: Sequence[Outcome]) -> str:
         return f"{REFUSED}{error}"
     if error:
         return error
-    return EQUAL if list(ended) == list(without) else f"{ended[0]}, without {without[0]}"
+    if list(ended) != list(without):
+        return f"{ended[0]}, without {without[0]}"
+    unseen = together.unseen(ended)
+    if unseen == [_MEASURES]:
+        # Its log says that nothing can be copied in time.
+        return f"{STANDS_DOWN}{_MEASURES}"
+    return f"equal bits, and nothing was done by {', '.join(unseen)}" if unseen else EQUAL
 
 
 def _options_of(words: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -16,6 +16,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import unwrap_model
 
@@ -47,14 +48,16 @@ class Recorded:
 
 
 @contextmanager
-def recorded(*flags: str) -> Iterator[tuple[Recorded, Run]]:
-    """A few steps of the standalone host."""
+def recorded(*flags: str, seed: int | None = None) -> Iterator[tuple[Recorded, Run]]:
+    """A few steps of the standalone host; with ``seed`` the steps begin with these random numbers."""
     memory = Recorded()
     command = training_flags(flags, STEPS)
     with activate(command, host="standalone", platform="cpu", extra_plugins=[_Recorder(memory)]) as session:
         run = loop.setup(session)
         for chunk in unwrap_model(run.model):
             memory.weights.append({name: p.detach().clone() for name, p in chunk.named_parameters()})
+        if seed is not None:
+            draw_from(seed)
         for _ in range(STEPS):
             result = session.call("train_step", run=run)
             run.iteration += 1
@@ -62,6 +65,12 @@ def recorded(*flags: str) -> Iterator[tuple[Recorded, Run]]:
             memory.losses.append(result.losses["lm loss"])
             memory.numbers.append(session.call("log_step", run=run, result=result))
         yield memory, run
+
+
+def draw_from(seed: int) -> None:
+    """Let the random numbers of the next step be the same, whatever building the model has drawn."""
+    torch.manual_seed(seed)
+    model_parallel_cuda_manual_seed(seed)
 
 
 class _Recorder:
@@ -181,20 +190,25 @@ def _mean_loss(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, 
     return total / tokens, report
 
 
-def both(model_flags: Sequence[str], feature_flags: Sequence[str], *, mean: bool = False) -> tuple[Any, ...]:
+def both(
+    model_flags: Sequence[str], feature_flags: Sequence[str], *, mean: bool = False, seed: int | None = None
+) -> tuple[Any, ...]:
     """The losses of the standalone host and of the own loop, what each logged, and the loop's report.
 
-    With ``mean`` the loop's loss function returns a mean and no number of tokens.
+    With ``mean`` the loop's loss function returns a mean and no number of tokens; with ``seed`` the steps of
+    both begin with these random numbers.
     """
     # The loop has no scheduler, which would be what excepts norms and biases from weight decay.
     model_flags = (*model_flags, "--weight-decay", "0")
-    with recorded(*model_flags, *feature_flags) as (memory, run):
+    with recorded(*model_flags, *feature_flags, seed=seed) as (memory, run):
         args = run.args
         per_step = len(memory.batches[0]) // STEPS
     _, configs = described(*model_flags)
     flags = [*of_the_batches(args), *feature_flags]
     with activate(flags, platform="cpu", configs=configs) as session:
         own = OwnLoop(session, configs, memory, args, mean)
+        if seed is not None:
+            draw_from(seed)
         losses, numbers = [], []
         for index in range(STEPS):
             parts = [memory.batches[chunk] for chunk in range(len(own.chunks))]

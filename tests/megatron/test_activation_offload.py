@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.feature import hookimpl
@@ -21,6 +22,7 @@ MODULES = ("attn_norm", "mlp_norm", "qkv_linear", "core_attn", "attn_proj")
 CASES = {
     "nothing": ((), ()),
     "what is brought back late": (("qkv_linear",), ()),
+    "every output": (MODULES, ()),
     "outputs that are dropped": (MODULES, DROPPING),
 }
 INPUT = 32 * 64 * 4
@@ -81,6 +83,43 @@ def found():
 @pytest.mark.parametrize("case", [*CASES][1:])
 def test_offloading_trains_the_same_on_a_late_device(found, case):
     assert found[case][0] == found["nothing"][0]
+
+
+def test_host_buffers_are_used_again(found):
+    losses, moved = found["every output"]
+    assert losses == found["nothing"][0]
+    assert {*MODULES} == {name for name, nbytes in moved.items() if nbytes}
+
+
+def used_again():
+    """Copy to the host, back, and another tensor to the same buffer there, each on its stream."""
+    from megatron.core.pipeline_parallel.fine_grained_activation_offload import (
+        ChunkOffloadHandler,
+        PipelineOffloadManager,
+    )
+
+    with prepare(training_flags(MODEL, 1), host="standalone", platform="lagging"):
+        manager = PipelineOffloadManager.get_instance()
+        handler = ChunkOffloadHandler(1, manager.cpu_tensor_pool)
+        one, other = torch.full((8,), 1.0), torch.full((8,), 2.0)
+        away, back = manager.d2h_stream, manager.h2d_stream
+        away.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(away):
+            first = handler.offload(one)
+        back.wait_stream(away)
+        with torch.cuda.stream(back):
+            there = handler.reload(first)
+        with torch.cuda.stream(away):
+            second = handler.offload(other)
+        same = second[1] is first[1]
+        torch.cuda.current_stream().wait_stream(back)
+        return same, there.tolist()
+
+
+def test_a_host_buffer_is_written_when_it_was_read():
+    ((same, values),) = run_world(used_again, 1)
+    assert same
+    assert values == [1.0] * 8
 
 
 def test_what_is_dropped_is_not_moved(found):

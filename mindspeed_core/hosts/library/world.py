@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import weakref
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -131,8 +132,10 @@ class EmbeddedSession(Session):
         """Close an activated session for good; leave one that was opened by entering, to be entered again."""
         if self._entered_open and error is None:
             self.close(force=True)
-        else:
-            self._end()
+            return
+        self._end()
+        if error is not None:
+            self._forget_checkpoints()
 
     def close(self, *, force: bool = False) -> None:
         """End the session: everything it changed is as it was before.
@@ -156,6 +159,7 @@ class EmbeddedSession(Session):
                 self.call("finish_run", run=self.run)
         finally:
             self._end()
+            self._forget_checkpoints()
 
     def reopen(self: Own, flags: Flags, *, configs: Sequence[object] = ()) -> Own:
         """Close this session and open one with other flags, on the same platform and registry.
@@ -198,6 +202,23 @@ class EmbeddedSession(Session):
                 "live, and work only while this session is open; delete them, or close(force=True) and do "
                 "not use them again"
             )
+
+    def _undoings(self) -> tuple[Callable[[], object], ...]:
+        return (self._let_go_of_graphs, *super()._undoings())
+
+    def _let_go_of_graphs(self) -> None:
+        """Let models that the caller drops be freed: what they keep of their last pass would hold them."""
+        living = [chunk for chunk in (model() for model in self._models) if chunk is not None]
+        if living or self.run.model:
+            from mindspeed_core.megatron.kept_graphs import let_go_of_graphs
+
+            let_go_of_graphs([*living, *self.run.model], of_callers=False)
+
+    def _forget_checkpoints(self) -> None:
+        """Let go of what parts of layers keep whose backward pass will not come any more."""
+        module = sys.modules.get("mindspeed_core.megatron.output_checkpoint")
+        if module is not None:
+            module.forget_checkpoints()
 
     def _leave_instances(self) -> None:
         self.instances.suspend()

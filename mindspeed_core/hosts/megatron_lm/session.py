@@ -128,9 +128,22 @@ def close_session(now: PretrainCall, failed: bool) -> None:
             raise
         logger.exception("finish_run failed")
     finally:
+        _let_go_of_graphs(now, failed)
         if not failed:
             _wait_for_other_ranks()
         session.close()
+
+
+def _let_go_of_graphs(now: PretrainCall, failed: bool) -> None:
+    """Let go of what the last step holds, which would keep the model alive."""
+    if not now.has_run:
+        return
+    from mindspeed_core.megatron.kept_graphs import let_go_of_graphs
+    from mindspeed_core.megatron.output_checkpoint import forget_checkpoints
+
+    let_go_of_graphs(now.run.model)
+    if failed:
+        forget_checkpoints()
 
 
 def _wait_for_other_ranks() -> None:

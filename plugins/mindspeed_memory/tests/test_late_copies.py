@@ -59,7 +59,11 @@ USELESS = {
             *("--swap-activation-plan", "decoder.layers.{0-2}.mlp.linear_fc2"),
             "--recompute-activation-function",
         ),
-    )
+    ),
+    "compressed first products, feed-forward parts computed again": (
+        (*GATED, "--bf16"),
+        ("--compress-dense", "level0", "--recompute-plan", "decoder.layers.*.mlp"),
+    ),
 }
 
 
@@ -90,11 +94,16 @@ def test_swapping_beside_what_is_dropped_trains_the_same(of_dropping, case):
     assert outcome == baseline
 
 
+@pytest.fixture(scope="module")
+def of_nothing():
+    return compared(USELESS, 1)
+
+
 @pytest.mark.parametrize("case", USELESS)
-def test_swapping_what_is_dropped_anyway_is_refused(case):
-    (outcome, _) = compared(USELESS, 1)[case]
-    assert outcome.error.startswith("UserError")
-    assert "nothing is left to swap" in outcome.error
+def test_what_would_do_nothing_is_refused(of_nothing, case):
+    outcome, _ = of_nothing[case]
+    flag = USELESS[case][1][0]
+    assert outcome.error.startswith(f"UserError: {flag}: nothing is left to ")
 
 
 @pytest.fixture(scope="module")

@@ -182,6 +182,14 @@ def test_numbers_of_whole_layers_are_those_of_a_chunk(chunks, layers, held):
     [
         ((*SELECTIVE, "moe", ACTIVATION), "recompute-activation", "--recompute-modules moe"),
         ((*BF16, DENSE, "level0"), "compress-dense", "every layer has experts"),
+        (
+            (
+                *("--moe-token-dispatcher-type", "alltoall", "--moe-zero-memory", "level1"),
+                "--moe-adaptive-recompute-activation",
+            ),
+            "moe-adaptive-recompute",
+            "--moe-zero-memory level1 keeps the least",
+        ),
     ],
 )
 def test_what_experts_leave_nothing_for_is_held_back(flags, feature, reason):

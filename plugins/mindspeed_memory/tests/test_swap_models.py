@@ -1,5 +1,7 @@
 """Sub-models that swap: the list, what is refused, and which layers are changed."""
 
+import logging
+
 import pytest
 
 from mindspeed_core.activation import activate, prepare
@@ -73,3 +75,26 @@ def test_layers_count_over_the_stages_and_unknown_names_are_refused():
         "--swap-models encoder: no part of the model with layers has this name; there are "
     )
     assert "decoder" in first[1]
+
+
+def said():
+    """Train two steps in which every tensor is small; return what is logged."""
+    records, handler = [], logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("mindspeed_core").addHandler(handler)
+    flags = training_flags((*FUSED_LLAMA, "--swap-attention"), 2, INSTALLED)
+    with activate(flags, platform="cpu", registry=INSTALLED, host="standalone") as session:
+        run = loop.setup(session)
+        for _ in range(2):
+            session.call("train_step", run=run)
+        loop.teardown(session)
+    return [record.getMessage() for record in records]
+
+
+def test_a_run_that_swaps_nothing_since_all_is_small_says_so_once():
+    ((*messages,),) = run_world(said, 1)
+    (message,) = (one for one in messages if one.startswith("--swap-attention"))
+    assert message == (
+        "--swap-attention: the chosen modules save nothing to swap; of what they save some is below "
+        "--swap-min-bytes"
+    )

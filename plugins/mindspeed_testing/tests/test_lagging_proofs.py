@@ -21,6 +21,7 @@ PLUGINS = ("memory", "moe", "tp", "pp", "cp", "kernels", "profile")
 BATCH = ("--global-batch-size", "4")
 PP2 = ("--pipeline-model-parallel-size", "2")
 CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2")
+BLOCK = ("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "1")
 EXPERTS = (
     *("--num-layers", "2", "--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32"),
     *("--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", "alltoall", "--moe-grouped-gemm"),
@@ -30,14 +31,25 @@ TRAININGS = {
     "rings of context parallelism": ("--context-parallel-size", "2", "--use-flash-attn"),
     "exchanges of experts beside computation": (*EXPERTS, "--moe-alltoall-overlap-comm"),
     "products in parts": ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--use-ascend-coc"),
+    "norms that are dropped when they were gathered": (
+        *("--tensor-model-parallel-size", "2", "--sequence-parallel"),
+        *("--recompute-granularity", "selective", "--recompute-modules", "layernorm"),
+    ),
     "messages of pipeline stages": (*PP2, "--pipeline-schedule", "zbv"),
     "operands of pipeline stages on the host": (*PP2, *CHUNKS, "--use-nanopipe", "--use-nanopipe-swap"),
+    "outputs of interleaved stages": (*PP2, *CHUNKS),
+    "layers computed again in advance": (*PP2, *CHUNKS, *BLOCK, "--recompute-in-advance"),
+    "layers computed again in the bubble": (*PP2, *CHUNKS, "--recompute-in-bubble"),
     "gradients and parameters of data parallelism": (
         *("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"),
         *("--swap-attention", "--swap-min-bytes", "1", "--use-flash-attn"),
     ),
 }
-LATER = ("operands of pipeline stages on the host",)
+LATER = (
+    *("operands of pipeline stages on the host", "outputs of interleaved stages"),
+    *("layers computed again in the bubble", "norms that are dropped when they were gathered"),
+)
+EARLY = ("layers computed again in advance", "layers computed again in the bubble")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +76,13 @@ def test_a_training_on_the_lagging_device_is_that_on_cpu(trained, case):
         assert not on_cpu.error
         assert not late.error, late.error
         assert late == on_cpu
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.thorough) if case in LATER else case for case in EARLY]
+)
+def test_a_rank_that_waits_computes_layers_again(trained, case):
+    assert any(late.recorded["early recomputations"] for _, late in trained[case])
 
 
 def every_proof():

@@ -36,6 +36,8 @@ class _Compressing(SavingFeature):
     fake_tensors = False
 
     _codec: Any = None
+    _does = "compress"
+    _smallest = _SMALLEST
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
@@ -62,6 +64,7 @@ class _Compressing(SavingFeature):
         before = self._codec.before, self._codec.after
         result = yield
         size, left = self._codec.before - before[0], self._codec.after - before[1]
+        self._check_use(run, size)
         run.metrics.add("compressed bytes", float(size), "max")
         run.metrics.add("compression ratio", left / size if size else 1.0, "max")
         return result

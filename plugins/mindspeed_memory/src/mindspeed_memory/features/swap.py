@@ -53,7 +53,6 @@ class SwappingFeature(SavingFeature):
     _copies: Any = None
     _from_first_step: ClassVar[bool] = True
     """It swaps in the first step already."""
-    _is_checked = False
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
@@ -79,22 +78,6 @@ class SwappingFeature(SavingFeature):
         )
         return self._engine
 
-    def _refuse_uselessness(self, moved: int) -> None:
-        """Refuse to go on where all that would be swapped is dropped anyway. Collective over all ranks.
-
-        Raises:
-            UserError: no rank moved anything, and some spared what is computed again.
-        """
-        from mindspeed_core.errors import UserError
-        from mindspeed_core.runtime.gather import all_gather_values
-
-        found = all_gather_values((moved, self._engine.dropped))
-        if any(dropped for _, dropped in found) and not any(nbytes for nbytes, _ in found):
-            raise UserError(
-                f"{self.flags[0].name}: nothing is left to swap, since all that the chosen modules save "
-                "is dropped and computed again; drop one of the two, or choose other modules"
-            )
-
     def _around_step(self, run: Any) -> AbstractContextManager[Any]:
         """Return what a step of training runs in."""
         return nullcontext()
@@ -105,9 +88,8 @@ class SwappingFeature(SavingFeature):
         before = self._copies.moved, self._engine.late
         with self._around_step(run):
             result = yield
-        if self._from_first_step and not self._is_checked and not run.session.platform.dry_run:
-            self._is_checked = True
-            self._refuse_uselessness(self._copies.moved - before[0])
+        if self._from_first_step:
+            self._check_use(run, self._copies.moved - before[0])
         run.metrics.add("swapped bytes", float(self._copies.moved - before[0]), "max")
         run.metrics.add("late swaps", float(self._engine.late - before[1]), "max")
         return result

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mindspeed_core.errors import ArgumentError
+from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_memory.policy.swap_policy_file import (
@@ -169,7 +169,13 @@ class SmartSwap:
         stages = dict(enumerate(self.policy.stages))
         if first:
             # The same for all ranks of a stage: that of its first rank.
-            for stage, chosen in all_gather_values((self._stage, mine)):
+            found = all_gather_values((self._stage, mine, self._engine.small))
+            if not any(small or any(chunk.saved for chunk in chosen) for _, chosen, small in found):
+                raise UserError(
+                    "--smart-swap: nothing is left to swap, since all that passes save is dropped and "
+                    "computed again; drop one of the two"
+                )
+            for stage, chosen, _ in found:
                 stages.setdefault(stage, chosen)
         else:
             stages[self._stage] = mine
@@ -181,6 +187,8 @@ class SmartSwap:
         if first and self._path is not None and _is_first_rank():
             write_policy(self._path, self.policy)
         own = self.policy.stages[self._stage]
+        if first and _is_first_rank() and not any(c.swapped for stage in self.policy.stages for c in stage):
+            logger.warning("--smart-swap: no saved tensor can be copied in time, so nothing is swapped")
         logger.info(
             "smart swap: pipeline stage %d swaps %d of %d saved values; peak of %d MiB, %d expected",
             self._stage,

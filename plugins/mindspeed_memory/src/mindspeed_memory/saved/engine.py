@@ -85,6 +85,8 @@ class SavedTensors:
     Attributes:
         late: how often a tensor was not prefetched when backward needed it.
         dropped: how many saved tensors stayed because their owner empties them.
+        small: how many stayed because they are small, or because the codec has no use for them.
+        again: how many calls of chosen modules computed them again in backward.
     """
 
     def __init__(self, codec: Codec, *, min_bytes: int, depth: int = 1) -> None:
@@ -95,7 +97,7 @@ class SavedTensors:
             min_bytes: smaller storages stay.
             depth: how many calls ahead of backward are prefetched.
         """
-        self.late = self.dropped = 0
+        self.late = self.dropped = self.small = self.again = 0
         self._codec = codec
         self._min_bytes = min_bytes
         self._depth = depth
@@ -111,6 +113,12 @@ class SavedTensors:
     def may(self, tensor: Tensor) -> bool:
         """Return whether a saved tensor may be stored elsewhere at all."""
         return self._may(tensor)
+
+    def count_again(self) -> bool:
+        """Return whether a call computes its module again in backward, and count it."""
+        again = torch._C._current_graph_task_id() != -1
+        self.again += again
+        return again
 
     def release_originals(self) -> None:
         """Release the originals of stored storages; what is computed from now on waits for their copies."""
@@ -154,7 +162,7 @@ class SavedTensors:
         @wraps(forward)
         def scoped(*args: Any, **kwargs: Any) -> Any:
             # What is recomputed in backward is needed at once.
-            if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+            if self.count_again() or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             self.release_originals()
             pack = self._packer(accepts, apart)
@@ -194,6 +202,8 @@ class SavedTensors:
         if stored is not None:
             self._cache[storage._cdata] = _CacheEntry(weakref.ref(storage), weakref.ref(stored), version)
             self._pending.append(stored)
+        else:
+            self.small += 1
         return stored
 
     def _may(self, tensor: Tensor) -> bool:
@@ -204,6 +214,7 @@ class SavedTensors:
         storage = tensor.untyped_storage()
         size = storage.nbytes()
         if size < max(self._min_bytes, 1) or size % tensor.element_size():
+            self.small += 1
             return False
         if will_be_dropped(tensor):
             self.dropped += 1

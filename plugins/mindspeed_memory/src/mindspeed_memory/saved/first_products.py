@@ -32,14 +32,15 @@ def put_first_products_away(
             continue
         products: set[int] = set()
         session.instances.set(
-            owner, mlp.linear_fc1, "forward", _remembering(mlp.linear_fc1.forward, products)
+            owner, mlp.linear_fc1, "forward", _remembering(mlp.linear_fc1.forward, products, engine)
         )
         scoped = engine.scope(_forgetting(mlp.forward, products), accepts=_among(products))
         session.instances.set(owner, mlp, "forward", scoped)
 
 
-def _remembering(forward: Callable[..., Any], products: set[int]) -> Callable[..., Any]:
+def _remembering(forward: Callable[..., Any], products: set[int], engine: SavedTensors) -> Callable[..., Any]:
     def remembered(*args: Any, **kwargs: Any) -> Any:
+        engine.count_again()
         result = forward(*args, **kwargs)
         product = result[0] if isinstance(result, tuple) else result
         products.add(product.untyped_storage()._cdata)

@@ -16,6 +16,7 @@ from mindspeed_moe.features.zero_memory import (
     exposed_again,
     recomputed_already,
 )
+from mindspeed_moe.options import LEVEL1
 
 _FLAG = "--moe-adaptive-recompute-activation"
 _SCALE = f"{_FLAG}-scale"
@@ -64,6 +65,14 @@ class AdaptiveRecompute(Feature):
     def enabled(cls, args: Any) -> bool:
         """Return whether it is switched on, or given a scale, which needs it."""
         return bool(args.moe_adaptive_recompute_activation) or _scale(args) != 2.0
+
+    @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return that every call keeps the least already."""
+        everywhere = getattr(args, "moe_zero_memory_num_layers", None) is None
+        if everywhere and getattr(args, "moe_zero_memory", None) == LEVEL1:
+            return f"--moe-zero-memory {LEVEL1} keeps the least in every call already"
+        return ""
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

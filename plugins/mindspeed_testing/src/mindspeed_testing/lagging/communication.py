@@ -334,7 +334,8 @@ def _share(one: Tensor, other: Tensor) -> bool:
 
 
 def _digest(tensor: Tensor) -> bytes:
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else None
+    # Of a copy: a storage that numpy has seen cannot be emptied any more.
+    flat = tensor.detach().clone().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else None
     return blake2b(b"" if flat is None else flat.numpy().tobytes(), digest_size=16).digest()
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,11 +41,13 @@ class Outcome:
         numbers: losses and gradient norms of the steps, empty where it failed.
         error: the error, empty where there was none.
         sums: of the parameters in float64, and of their squares.
+        recorded: what features recorded in the steps on this rank, no part of a comparison.
     """
 
     numbers: tuple[Any, ...] = ()
     error: str = ""
     sums: tuple[float, float] = (0.0, 0.0)
+    recorded: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 def outcomes(trainings: Sequence[Training]) -> list[Outcome]:
@@ -66,7 +68,7 @@ def _outcome(training: Training) -> Outcome:
             record = train_rank(request)
         except Exception as error:
             return Outcome(error=f"{type(error).__name__}: {error}")
-    return Outcome(_numbers(record), sums=_sums(record))
+    return Outcome(_numbers(record), sums=_sums(record), recorded=record.recorded)
 
 
 def _numbers(record: RankRecord) -> tuple[Any, ...]:
