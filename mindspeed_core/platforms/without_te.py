@@ -1,4 +1,4 @@
-"""Names that megatron-core gets wrong where TransformerEngine is not installed.
+"""Names that megatron-core gets wrong where TransformerEngine cannot be imported.
 
 Its guarded imports leave some names unbound that later code tests for ``None``. Every platform adds them, as
 ``None``, so that the code takes the branch it has for that case. Others are bound to stand-ins, and the code
@@ -8,12 +8,11 @@ of what such a checkpoint meets, and of megatron-core's own offloading, stand be
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from mindspeed_core.feature import Patch
+from mindspeed_core.platforms.broken_packages import why_unusable
 
 _OFFLOAD = "megatron.core.pipeline_parallel.fine_grained_activation_offload:ChunkOffloadHandler"
-PATCHES = (
+_ALWAYS = (
     Patch(
         target="megatron.core.transformer.moe.moe_utils:te_general_gemm",
         new=None,
@@ -42,16 +41,18 @@ PATCHES = (
         required=False,
         reason="reads on the compute stream what is still on its way to the host",
     ),
-    *(
-        ()
-        if find_spec("transformer_engine") is not None
-        else (
-            Patch(
-                target="megatron.core.transformer.multi_latent_attention:HAVE_TE",
-                new=False,
-                required=False,
-                reason="stand-ins for TransformerEngine's layers import without it, and are no classes",
-            ),
-        )
-    ),
 )
+_IN_LATENT_ATTENTION = Patch(
+    target="megatron.core.transformer.multi_latent_attention:HAVE_TE",
+    new=False,
+    required=False,
+    reason="stand-ins for TransformerEngine's layers import without it, and are no classes",
+)
+
+
+def patches_without_te() -> tuple[Patch, ...]:
+    """Return the patches of this machine; imports TransformerEngine where it is installed.
+
+    One that is installed and broken is as good as none: its stand-ins are no classes either.
+    """
+    return (*_ALWAYS, _IN_LATENT_ATTENTION) if why_unusable("transformer_engine") else _ALWAYS
