@@ -31,6 +31,7 @@ TRAININGS = {
     "exchanges of experts beside computation": (*EXPERTS, "--moe-alltoall-overlap-comm"),
     "products in parts": ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--use-ascend-coc"),
     "messages of pipeline stages": (*PP2, "--pipeline-schedule", "zbv"),
+    "losses that are summed beside the update": ("--async-log-allreduce",),
     "operands of pipeline stages on the host": (*PP2, *CHUNKS, "--use-nanopipe", "--use-nanopipe-swap"),
     "gradients and parameters of data parallelism": (
         *("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"),
