@@ -141,21 +141,26 @@ def affected(session: nox.Session) -> None:
 @nox.session
 def npu_conformance(session: nox.Session) -> None:
     """NPU branches of the core and every plugin, on stand-ins for the device; needs gcc and binutils."""
-    install(session, "torch_npu==2.13.0", "pytest>=9")
-    tests = ("tests/npu_conformance", *(str(path.relative_to(ROOT) / "tests" / "npu") for path in PLUGINS))
+    install(session, "torch_npu==2.13.0", "pytest>=9", "pytest-xdist>=3.5")
+    # Trainings first: they take longest.
+    tests = (*(str(path.relative_to(ROOT) / "tests" / "npu") for path in PLUGINS), "tests/npu_conformance")
     folders = [path for path in tests if (ROOT / path).is_dir()]
     records = ("schemas", "contracts")
     compared = [part for name in records for part in (f"--{name}", f"tests/npu_conformance/{name}.json")]
     options = session.posargs or compared
     # The trainings of a whole file are one fixture.
-    session.run("python", "-m", "mindspeed_testing.npu", *PATIENT, *folders, *options, env=THREADS)
+    beside = (*SIDE_BY_SIDE, "--no-loadscope-reorder")
+    session.run("python", "-m", "mindspeed_testing.npu", *beside, *PATIENT, *folders, *options, env=THREADS)
+    if not session.posargs:
+        without = THREADS | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        session.run("pytest", "-q", "tests/npu_conformance/test_torch_npu_builds.py", env=without)
 
 
 @nox.session
 def npu_mutations(session: nox.Session) -> None:
-    """Faults planted into the NPU code, one at a time: the share that its tests find; takes an hour."""
+    """Faults planted into the NPU code, one at a time: the share that its tests find; takes half an hour."""
     install(session, "torch_npu==2.13.0", "pytest>=9", "hypothesis>=6.100")
-    report = ("--out", "npu-mutations.json")
+    report = ("--out", "tests/npu_conformance/mutations.json")
     session.run("python", "tools/npu_mutations.py", *(session.posargs or report), env=THREADS)
 
 

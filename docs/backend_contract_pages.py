@@ -46,8 +46,9 @@ def backend_contracts_page() -> str:
     lines += [
         "",
         "There are no bitwise reductions. What is converted is converted by `all_reduce` and `reduce`, not "
-        "by `reduce_scatter`. Every tensor is contiguous. A device that is not known is held to the rules of "
-        "910B, and messages say so.",
+        "by `reduce_scatter`. Every tensor is contiguous, and what is reduced begins in memory at a multiple "
+        "of the size of one of its numbers. A device that is not known is held to the rules of 910B, and "
+        "messages say so.",
         "",
         "## Layouts",
         "",

@@ -33,6 +33,7 @@ from mindspeed_core import __version__
 from mindspeed_core.cli.doctor.supported_versions import (
     NPU_CANN,
     NPU_PYTHON,
+    NPU_WITHOUT_CANN,
     PYTHON,
     TABLE,
     TRIALS,
@@ -247,6 +248,10 @@ def compatibility_page(registry: Registry) -> str:
                 for torch, python in NPU_PYTHON.items()
             ),
         ),
+        "",
+        "Of these builds their authors do not state a CANN; every call was compared with them too: "
+        + codes(NPU_WITHOUT_CANN)
+        + ".",
         "",
         "## What to do about a difference",
         "",

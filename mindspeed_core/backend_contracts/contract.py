@@ -42,8 +42,8 @@ class BackendContract:
         integer_average: whether ``AVG`` divides integers.
         buffer_bytes: memory that a communicator takes on the device at its first call.
         pair_buffer_bytes: likewise, of the communicator of two ranks that send and receive one by one.
-        sources: where each kind of rule was read: ``moved``, ``reduced``, ``contiguous``, ``parts``,
-            ``layouts``, ``objects``, ``order``, ``creation``, ``buffers``.
+        sources: where each kind of rule was read: ``moved``, ``reduced``, ``contiguous``, ``aligned``,
+            ``parts``, ``layouts``, ``objects``, ``order``, ``creation``, ``buffers``.
         assumed_for: a device that is not known and is held to these rules; empty where they are its own.
     """
 
@@ -110,6 +110,12 @@ class BackendContract:
         dtypes = self.reduced[call.reduce_op]
         widened = self.widened if call.operation in ("all_reduce", "reduce") else frozenset()
         for tensor in call.tensors:
+            if tensor.behind and tensor.numbers:
+                rule = (
+                    f"the tensor of {tensor.argument} begins {tensor.behind} bytes behind a multiple of the "
+                    f"size of a {tensor.dtype}; call .clone() first"
+                )
+                return rule, self.sources["aligned"]
             if tensor.dtype not in dtypes | widened:
                 return f"{call.reduce_op} reduces {_listed(dtypes)}; convert before the call", source
             integer = "int" in tensor.dtype or tensor.dtype == "bool"

@@ -17,6 +17,8 @@ _SOURCES = {
     "moved": "torch_npu HCCLUtils.cpp, kScalarTypeToHcclDataType",
     "reduced": _CHECKED,
     "contiguous": "torch_npu ProcessGroupHCCL.cpp, check_npu_tensors_different_devices",
+    # Of what reduces; the reference asks it of nothing else.
+    "aligned": "HCCL reference of CANN 9.1, constraints of HcclAllReduce, HcclReduce and HcclReduceScatter",
     "parts": "torch_npu ProcessGroupHCCL.cpp, alltoall_base",
     "layouts": "torch_npu ProcessGroupHCCL.cpp, check_split_sizes, alltoall, _allgather_base, recvAnysource",
     "objects": "torch distributed_c10d.py, _get_object_coll_device",

@@ -26,6 +26,8 @@ NCCL = BackendContract(
         "moved": "torch NCCLUtils.hpp, getNcclDataType",
         "reduced": "torch ProcessGroupNCCL.cpp, getNcclReduceOp; NCCL user guide, ncclRedOp_t",
         "contiguous": "torch ProcessGroupNCCL.cpp, check_gpu_single_tensor",
+        # Of what reduces; NCCL moves bytes everywhere else (enqueue.cc).
+        "aligned": "NCCL 2.30.7, src/device: prims_ll.h, prims_ll128.h and op128.h load whole numbers",
         "parts": "torch ProcessGroupNCCL.cpp, alltoall_base",
         "layouts": "torch c10d Utils.hpp, checkSplitSizes; ProcessGroupNCCL.cpp, _allgather_base, gather",
         "objects": "torch distributed_c10d.py, _get_object_coll_device",

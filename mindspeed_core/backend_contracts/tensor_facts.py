@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -16,12 +20,24 @@ class TensorFacts:
         dtype: ``float32``.
         shape: its sizes.
         contiguous: its elements lie in memory without gaps, in order.
+        behind: bytes by which its first element lies behind a multiple of the size of an element.
     """
 
     argument: str
     dtype: str
     shape: tuple[int, ...]
     contiguous: bool = True
+    behind: int = 0
+
+    @classmethod
+    def of(cls, argument: str, tensor: Tensor) -> TensorFacts:
+        """Return the facts of a tensor; one without memory, of a dry run, begins where allocators begin."""
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        address = 0 if isinstance(tensor, FakeTensor) else tensor.data_ptr()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        behind = address % tensor.element_size()
+        return cls(argument, dtype, tuple(tensor.shape), tensor.is_contiguous(), behind)
 
     @property
     def numbers(self) -> int:

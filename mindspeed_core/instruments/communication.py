@@ -554,8 +554,7 @@ def _tensor_facts(given: Mapping[str, Any]) -> Iterator[TensorFacts]:
         listed = value if isinstance(value, list) else [value]
         for tensor in listed:
             if isinstance(tensor, torch.Tensor):
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                yield TensorFacts(argument, dtype, tuple(tensor.shape), tensor.is_contiguous())
+                yield TensorFacts.of(argument, tensor)
 
 
 def _reduction(given: Mapping[str, Any]) -> str:

@@ -19,6 +19,8 @@ from typing import Any
 
 OPTIONAL = ("transformer_engine", "flash_attn", "triton", "apex")
 """Packages that only some machines have, and that nothing here needs."""
+_USED = {"transformer_engine": "transformer_engine.pytorch"}
+"""The part of a package that is used, where the package imports without it."""
 
 
 def take_broken_as_absent() -> None:
@@ -27,15 +29,21 @@ def take_broken_as_absent() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
+def used_module(package: str) -> str:
+    """Return the module whose import shows that an optional package works."""
+    return _USED.get(package, package)
+
+
 @cache
 def why_unusable(package: str) -> str:
     """Return why a package cannot be imported, empty where it can; imports it, where it is installed."""
-    if package in sys.modules:
+    used = used_module(package)
+    if used in sys.modules:
         return ""
     if find_spec(package) is None:
         return f"{package} is not installed"
     try:
-        import_module(package)
+        import_module(used)
     except Exception as error:
         return f"{package} is installed and cannot be imported: {type(error).__name__}: {error}"
     return ""
@@ -49,8 +57,9 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname not in OPTIONAL:
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
+        # Others may ask all that stand behind them, too.
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = _Loader(spec.loader)
@@ -71,6 +80,9 @@ class _Loader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         try:
             self._loader.exec_module(module)
+            used = used_module(module.__name__)
+            if used != module.__name__:
+                import_module(used)
         except ModuleNotFoundError:
             raise
         except Exception as error:

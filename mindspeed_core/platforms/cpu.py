@@ -19,7 +19,7 @@ from mindspeed_core.feature import Patch
 from mindspeed_core.platforms import process_memory
 from mindspeed_core.platforms.eager import hold_eager
 from mindspeed_core.platforms.platform import Availability, MemoryFigure, OpeningSession, Platform
-from mindspeed_core.platforms.without_te import PATCHES as WITHOUT_TE
+from mindspeed_core.platforms.without_te import patches_without_te
 
 _FACTORIES = (
     "empty zeros ones full tensor as_tensor asarray arange range linspace logspace eye rand randn randint "
@@ -110,7 +110,7 @@ class CpuPlatform(Platform):
         """
         _refuse_mixed_process()
         _fill_caches_of_torch()
-        return _PATCHES
+        return (*_PATCHES, *patches_without_te())
 
     def check_arguments(self, args: Namespace) -> None:
         """Refuse a flag that asks for something that a CPU does not have."""
@@ -217,7 +217,6 @@ def _cpu_patches() -> tuple[Patch, ...]:
             arguments + "frequencies_on_host",
             "it makes a device of the number that stands for the current one",
         ),
-        *WITHOUT_TE,
     )
 
 

@@ -15,7 +15,7 @@ from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.accelerator import AcceleratorPlatform
 from mindspeed_core.platforms.machine import first_match
 from mindspeed_core.platforms.platform import Availability, OpeningSession
-from mindspeed_core.platforms.without_te import PATCHES as WITHOUT_TE
+from mindspeed_core.platforms.without_te import patches_without_te
 
 if TYPE_CHECKING:
     from mindspeed_core.instruments.allocator_bytes import StepBytes
@@ -70,7 +70,7 @@ class CudaPlatform(AcceleratorPlatform):
 
     def patches(self) -> Sequence[Patch]:
         """Return the names that megatron-core lacks without TransformerEngine."""
-        return WITHOUT_TE
+        return patches_without_te()
 
     def open(self, session: OpeningSession) -> None:
         """Verify that the driver answers.

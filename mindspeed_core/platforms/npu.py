@@ -24,7 +24,7 @@ from mindspeed_core.platforms.cann import libraries_missing
 from mindspeed_core.platforms.eager import hold_eager
 from mindspeed_core.platforms.machine import first_match
 from mindspeed_core.platforms.platform import Availability, OpeningSession
-from mindspeed_core.platforms.without_te import PATCHES as WITHOUT_TE
+from mindspeed_core.platforms.without_te import patches_without_te
 
 _CALLS = "mindspeed_core.platforms.cuda_calls:"
 _LEFT_OUT = (
@@ -130,7 +130,7 @@ class NpuPlatform(AcceleratorPlatform):
             _import(
                 "torch_npu.contrib.transfer_to_npu", "the installed torch_npu is incomplete, reinstall it"
             )
-        return (*_LEFT_OUT, *WITHOUT_TE)
+        return (*_LEFT_OUT, *patches_without_te())
 
     def open(self, session: OpeningSession) -> None:
         """Run compiled functions eagerly: generating device code needs a separate compiler."""

@@ -62,21 +62,9 @@ def uses_of(text: str, path: Path) -> list[ApiUse]:
     """Return every use of torch_npu in the text of one source; ``path`` is where it is."""
     if not any(word in text for word in ("torch_npu", ".npu", ".atb", *ALIASES)):
         return []
-    tree = ast.parse(text)
-    names = _bound_names(tree)
     lines = text.splitlines()
     found: list[ApiUse] = []
-    inner: set[ast.AST] = set()
-    for node in ast.walk(tree):
-        if not isinstance(node, (ast.Call, ast.Attribute, ast.Name)) or node in inner:
-            continue
-        target = node.func if isinstance(node, ast.Call) else node
-        name = _path(target, names)
-        if name is None or not _is_used(name):
-            continue
-        inner.update(ast.walk(target))
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            continue
+    for node, name in used_nodes(ast.parse(text)):
         excuse = lines[node.lineno - 1].partition(EXCUSE)[2].strip()
         last = node.end_lineno or node.lineno
         if isinstance(node, ast.Call):
@@ -86,6 +74,22 @@ def uses_of(text: str, path: Path) -> list[ApiUse]:
         else:
             found.append(ApiUse(path, node.lineno, last, name, False, excuse))
     return sorted(found, key=lambda use: (use.line, use.name))
+
+
+def used_nodes(tree: ast.AST) -> Iterator[tuple[ast.Call | ast.Attribute | ast.Name, str]]:
+    """Yield the expressions of a source that use torch_npu, calls and mentions, with what they use."""
+    names = _bound_names(tree)
+    inner: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Call, ast.Attribute, ast.Name)) or node in inner:
+            continue
+        target = node.func if isinstance(node, ast.Call) else node
+        name = _path(target, names)
+        if name is None or not _is_used(name):
+            continue
+        inner.update(ast.walk(target))
+        if not isinstance(node, ast.Name) or isinstance(node.ctx, ast.Load):
+            yield node, name
 
 
 def guards(folders: Iterable[Path]) -> Mapping[str, set[str]]:

@@ -1,4 +1,4 @@
-"""Names that megatron-core gets wrong where TransformerEngine is not installed.
+"""Names that megatron-core gets wrong where TransformerEngine cannot be imported.
 
 Its guarded imports leave some names unbound that later code tests for ``None``. Every platform adds them, as
 ``None``, so that the code takes the branch it has for that case. Others are bound to stand-ins, and the code
@@ -10,12 +10,11 @@ beside them.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from mindspeed_core.feature import Patch
+from mindspeed_core.platforms.broken_packages import why_unusable
 
 _OFFLOAD = "megatron.core.pipeline_parallel.fine_grained_activation_offload"
-PATCHES = (
+_ALWAYS = (
     Patch(
         target="megatron.core.optimizer.clip_grads:l2_norm_impl",
         new="mindspeed_core.megatron.tensor_norms:with_one_wait",
@@ -72,16 +71,18 @@ PATCHES = (
         required=False,
         reason="the interleaved schedule drops the last output it sends without a wait",
     ),
-    *(
-        ()
-        if find_spec("transformer_engine") is not None
-        else (
-            Patch(
-                target="megatron.core.transformer.multi_latent_attention:HAVE_TE",
-                new=False,
-                required=False,
-                reason="stand-ins for TransformerEngine's layers import without it, and are no classes",
-            ),
-        )
-    ),
 )
+_IN_LATENT_ATTENTION = Patch(
+    target="megatron.core.transformer.multi_latent_attention:HAVE_TE",
+    new=False,
+    required=False,
+    reason="stand-ins for TransformerEngine's layers import without it, and are no classes",
+)
+
+
+def patches_without_te() -> tuple[Patch, ...]:
+    """Return the patches of this machine; imports TransformerEngine where it is installed.
+
+    One that is installed and broken is as good as none: its stand-ins are no classes either.
+    """
+    return (*_ALWAYS, _IN_LATENT_ATTENTION) if why_unusable("transformer_engine") else _ALWAYS

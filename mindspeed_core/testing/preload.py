@@ -18,6 +18,7 @@ from mindspeed_core.platforms.broken_packages import take_broken_as_absent
 from mindspeed_core.registry import Registry
 from mindspeed_core.runtime.rank_check import content_facts
 from mindspeed_core.testing.shared_order import share_orders
+from mindspeed_core.testing.worlds import FURTHER_IMPORTS
 
 MODULES = (
     "torch.distributed",
@@ -41,8 +42,6 @@ MODULES = (
     "mindspeed_core.testing.training",
 )
 
-VARIABLE = "MINDSPEED_WORLD_IMPORTS"
-
 take_broken_as_absent()
 for name in (*MODULES, "mindspeed_core.hosts.standalone.loop", *HOST.stages, HOST.flags.partition(":")[0]):
     import_module(name)
@@ -52,14 +51,16 @@ config_fields()
 content_facts(Registry.discover())
 share_orders()
 
-for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
+for name in filter(None, os.environ.get(FURTHER_IMPORTS, "").split(",")):
     try:
         import_module(name)
     except ModuleNotFoundError:
         continue
     except Exception as error:
         # Whoever needs it says so; a child without it does what it did before.
-        logging.getLogger("mindspeed_core").warning("%s: %s cannot be imported: %s", VARIABLE, name, error)
+        logging.getLogger("mindspeed_core").warning(
+            "%s: %s cannot be imported: %s", FURTHER_IMPORTS, name, error
+        )
 
 # Children share these objects: without a collection they are neither visited nor copied.
 gc.collect()

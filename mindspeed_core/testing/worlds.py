@@ -23,13 +23,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
+from unittest import mock
 
 from mindspeed_core.discovery.entry_points import load_object
 
 PRELOAD = f"{__package__}.preload"
 """The module that the fork server imports before its first child."""
+
+FURTHER_IMPORTS = "MINDSPEED_WORLD_IMPORTS"
+"""Names further modules for it, divided by commas."""
 
 GRACE_SECONDS = 0.5
 """Time for the other ranks to report after the first failure, to find out which one caused the others."""
@@ -103,6 +107,7 @@ def run_world(
     timeout: float = 300.0,
     env: Mapping[str, str] | None = None,
     show_output: bool = False,
+    server: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """Run ``function(*args)`` on ``world_size`` ranks, each in its own process.
 
@@ -118,6 +123,8 @@ def run_world(
         timeout: seconds after which ranks without result are killed.
         env: additional environment variables for the children.
         show_output: print what the ranks wrote to stdout and stderr; otherwise only a failure shows it.
+        server: the environment variables of a fork server of its own, which all worlds that give the same
+            share: where it imports what other worlds may not see, named in `FURTHER_IMPORTS`.
 
     Returns:
         The result of each rank, in rank order.
@@ -133,7 +140,9 @@ def run_world(
     payload = pickle.dumps(args)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="mindspeed-world-") as directory:
-        world = _World(target, payload, world_size, int(store.port), env or {}, Path(directory))
+        world = _World(
+            target, payload, world_size, int(store.port), env or {}, Path(directory), dict(server or {})
+        )
         try:
             world.start()
             results = world.collect(timeout)
@@ -192,10 +201,11 @@ class _World:
     port: int
     env: Mapping[str, str]
     directory: Path
+    server: Mapping[str, str]
     ranks: list[_Rank] = field(default_factory=list)
 
     def start(self) -> None:
-        with _fork_server() as context:
+        with _fork_server(self.server) as context:
             for rank in range(self.size):
                 parent_end, theirs = context.Pipe(duplex=True)
                 output = self.directory / f"rank{rank}.txt"
@@ -315,27 +325,44 @@ def fork_server_process(function: Callable[..., None], *args: Any) -> Any:
     return process
 
 
+_servers: dict[frozenset[tuple[str, str]], Any] = {}
+"""Fork servers with an environment of their own."""
+
+
 @contextlib.contextmanager
-def _fork_server() -> Iterator[Any]:
+def _fork_server(environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[Any]:
     """Yield the context of a fork server with the heavy imports done, to start processes in.
 
     The server has one compute thread, since children inherit its OpenMP pool. The program's main module is
     hidden from multiprocessing: children find functions by name, and import it only when it is asked for.
+
+    Args:
+        environment: variables of a server of its own; empty for the one that all others share.
     """
     from multiprocessing import forkserver
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
-    changed = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    changed = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment}
     with _start_lock:
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         before = {name: os.environ.get(name) for name in changed}
         os.environ.update(changed)
         try:
-            forkserver.ensure_running()
+            connect: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+            if environment:
+                server = _servers.setdefault(frozenset(environment.items()), forkserver.ForkServer())
+                server.set_forkserver_preload([PRELOAD])
+                server.ensure_running()
+                connect = mock.patch.object(
+                    forkserver, "connect_to_new_process", server.connect_to_new_process
+                )
+            else:
+                forkserver.ensure_running()
             _restore_environment(before)
-            yield context
+            with connect:
+                yield context
         finally:
             _restore_environment(before)
             sys.modules["__main__"] = main

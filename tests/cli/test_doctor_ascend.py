@@ -65,8 +65,19 @@ def test_transformer_engine_works_only_where_it_imports():
         ({"TASK_QUEUE_ENABLE": "0"}, "TASK_QUEUE_ENABLE"),
         ({"HCCL_BUFFSIZE": "many"}, "HCCL_BUFFSIZE"),
         ({"HCCL_HOST_SOCKET_PORT_RANGE": "sixty"}, "HCCL_HOST_SOCKET_PORT_RANGE"),
-        ({"HCCL_IF_BASE_PORT": "50000", "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}, "HCCL_IF_BASE_PORT"),
+        ({"HCCL_IF_BASE_PORT": "50000", "HCCL_HOST_SOCKET_PORT_RANGE": "auto"}, "HCCL_IF_BASE_PORT"),
         ({"HCCL_WHITELIST_DISABLE": "0"}, "HCCL_WHITELIST_DISABLE"),
+        ({"HCCL_CONNECT_TIMEOUT": "60"}, "HCCL_CONNECT_TIMEOUT"),
+        ({"HCCL_CONNECT_TIMEOUT": "ten minutes"}, "HCCL_CONNECT_TIMEOUT"),
+        ({"HCCL_IF_BASE_PORT": "80"}, "HCCL_IF_BASE_PORT"),
+        ({"HCCL_NPU_SOCKET_PORT_RANGE": "60050-60000"}, "HCCL_NPU_SOCKET_PORT_RANGE"),
+        ({"HCCL_NPU_SOCKET_PORT_RANGE": "60000-60050,60040"}, "HCCL_NPU_SOCKET_PORT_RANGE"),
+        ({"HCCL_HOST_SOCKET_PORT_RANGE": "80,60000"}, "HCCL_HOST_SOCKET_PORT_RANGE"),
+        (
+            {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:64"},
+            "PYTORCH_NPU_ALLOC_CONF",
+        ),
+        ({"CPU_AFFINITY_CONF": "on"}, "CPU_AFFINITY_CONF"),
     ],
 )
 def test_variables_that_contradict_each_other_are_named_with_the_way_out(variables, named):
@@ -81,7 +92,10 @@ def test_usual_variables_are_not_worth_a_word():
         "HCCL_CONNECT_TIMEOUT": "1200",
         "HCCL_EXEC_TIMEOUT": "1800",
         "HCCL_BUFFSIZE": "400",
-        "HCCL_HOST_SOCKET_PORT_RANGE": "60000-60050",
+        "HCCL_HOST_SOCKET_PORT_RANGE": "60000-60050,60100",
+        "HCCL_NPU_SOCKET_PORT_RANGE": "auto",
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+        "CPU_AFFINITY_CONF": "1,npu0:0-1",
         "TASK_QUEUE_ENABLE": "2",
     }
 
@@ -179,3 +193,15 @@ def test_the_platform_says_which_file_to_source(without_cann, monkeypatch):
     verdict = NpuPlatform.probe()
     assert not verdict.available
     assert "set_env.sh" in verdict.reason
+
+
+def test_ports_of_the_host_and_of_devices_do_not_contradict_each_other():
+    both = {"HCCL_IF_BASE_PORT": "50000", "HCCL_NPU_SOCKET_PORT_RANGE": "61000-61050"}
+
+    assert list(ascend.check_variables(both)) == []
+
+
+def test_a_build_that_was_compared_is_not_called_newer():
+    facts = replace(NPU, torch={**NPU.torch, "torch_npu": "ok", "unserved": []})
+
+    assert not any("newer than every build" in one.found for one in told(facts, "torch_npu"))

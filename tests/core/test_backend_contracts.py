@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mindspeed_core.backend_contracts import BackendRefusal, CollectiveCall, TensorFacts
 from mindspeed_core.backend_contracts.hccl import HCCL, contract_for
@@ -32,6 +33,8 @@ def reduction(dtype, op="SUM", operation="all_reduce", **facts):
         (HCCL["910B"], reduction("int32", "BOR"), "no reduction BOR"),
         (HCCL["910B"], reduction("complex64"), "complex64 does not travel"),
         (HCCL["910B"], reduction("float32", contiguous=False), "not contiguous"),
+        (HCCL["910B"], reduction("float32", behind=2), "begins 2 bytes behind a multiple"),
+        (NCCL, reduction("bfloat16", behind=1, operation="reduce_scatter_tensor"), r"call \.clone"),
         (NCCL, reduction("int16"), "int16 does not travel"),
         (NCCL, reduction("int32", "BXOR"), "no reduction BXOR"),
         (NCCL, reduction("float32", contiguous=False), "not contiguous"),
@@ -285,12 +288,31 @@ def test_calls_of_one_order_never_wait_for_ever(data):
     assert stuck_ranks(calls, one_device=True) == ()
 
 
+def between_numbers(count):
+    """Return float32 numbers of which the first begins in the middle of a number's place."""
+    return torch.frombuffer(bytearray(4 * count + 2), dtype=torch.float32, count=count, offset=2)
+
+
+def test_the_facts_of_a_tensor_say_where_it_begins():
+    assert TensorFacts.of("tensor", between_numbers(3)) == TensorFacts("tensor", "float32", (3,), behind=2)
+    # Gaps between numbers are whole numbers.
+    assert TensorFacts.of("tensor", torch.ones(4, dtype=torch.bfloat16)[1:]).behind == 0
+    with FakeTensorMode():
+        assert TensorFacts.of("tensor", torch.ones(3)) == TensorFacts("tensor", "float32", (3,))
+
+
+@pytest.mark.parametrize("contract", [HCCL["910B"], NCCL])
+def test_what_only_moves_begins_anywhere(contract):
+    moved = (TensorFacts("tensor", "float32", (4,), behind=2),)
+    assert contract.broken_rule(CollectiveCall("broadcast", "tp", 2, moved)) is None
+
+
 def refused_in_a_world():
-    """Return what a rank is told of a call that gloo takes, and of one in a group of gloo."""
+    """Return what a rank is told of calls that gloo takes, and of one in a group of gloo."""
     told = []
     dist.init_process_group("gloo")
     with count_communication(contracts=(HCCL["910B"],)):
-        for tensor in (torch.ones(3, dtype=torch.float64), torch.ones(4, 4).t()):
+        for tensor in (torch.ones(3, dtype=torch.float64), torch.ones(4, 4).t(), between_numbers(3)):
             try:
                 dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
             except BackendRefusal as refusal:
@@ -323,11 +345,12 @@ def created_by_calls():
 
 
 def test_a_call_is_refused_before_it_is_made_with_its_line():
-    wide, strided, (made, behind, count) = run_world(f"{__name__}:refused_in_a_world", 2)[0]
+    wide, strided, misplaced, (made, behind, count) = run_world(f"{__name__}:refused_in_a_world", 2)[0]
 
     assert "all_reduce of float64[3] with MAX" in wide
     assert "test_backend_contracts.py" in wide
     assert "not contiguous" in strided
+    assert "begins 2 bytes behind a multiple of the size of a float32" in misplaced
     # A message outside of a batch has a communicator of its own, one of a batch that of the group.
     assert made == [("all_reduce", "pair"), ("all_reduce", "late"), ("isend", "pair")]
     assert behind == [("late", "pair")]

@@ -19,6 +19,18 @@ PACKAGES = {
     "apex": "apex",
 }
 REASON = "libbroken.so.1: cannot open shared object file"
+LATENT = (
+    *(
+        "--multi-latent-attention",
+        "--kv-lora-rank",
+        "16",
+        "--qk-head-dim",
+        "16",
+        "--qk-pos-emb-head-dim",
+        "8",
+    ),
+    *("--v-head-dim", "12", "--position-embedding-type", "rope", "--num-layers", "1"),
+)
 KERNELS = (
     *("--use-flash-attn", "--use-fused-rmsnorm", "--use-fused-swiglu", "--swiglu", "--disable-bias-linear"),
     *("--normalization", "RMSNorm", "--position-embedding-type", "rope", "--num-layers", "1"),
@@ -49,13 +61,19 @@ def run(environment, *command):
 
 
 def train(environment, *flags):
-    return run(
-        environment, "mindspeed_core.train", "--platform", "cpu", *training_flags((*KERNELS, *flags), 1)
-    )
+    return run(environment, "mindspeed_core.train", "--platform", "cpu", *training_flags(flags, 1))
 
 
 def test_training_goes_on_with_what_works(environment):
-    done = train(environment, "--transformer-impl", "local")
+    done = train(environment, *KERNELS, "--transformer-impl", "local")
+
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.thorough
+def test_latent_attention_trains_on_megatron_s_own_layers(environment):
+    done = train(environment, *LATENT)
 
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -63,7 +81,7 @@ def test_training_goes_on_with_what_works(environment):
 
 @pytest.mark.thorough
 def test_layers_of_a_broken_package_are_refused_in_one_sentence(environment):
-    done = train(environment, "--transformer-impl", "transformer_engine")
+    done = train(environment, *KERNELS, "--transformer-impl", "transformer_engine")
 
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

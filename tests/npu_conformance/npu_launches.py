@@ -16,8 +16,8 @@ from mindspeed_testing.lagging.planting import PlantedFault, planted
 
 IN_FLOAT64 = PlantedFault(
     "mindspeed_core.hosts.standalone.optimizer",
-    "facts = torch.tensor(mine, dtype=torch.float32",
-    "facts = torch.tensor(mine, dtype=torch.float64",
+    "facts = torch.tensor(local, dtype=torch.float32",
+    "facts = torch.tensor(local, dtype=torch.float64",
 )
 LAYOUTS = {
     "tp2": ("--tensor-model-parallel-size", "2"),

@@ -10,7 +10,7 @@ import torch
 from mindspeed_core.cli.doctor.probe import probe
 from mindspeed_core.platforms.npu import NpuPlatform
 from mindspeed_core.runtime.patches import PatchLedger
-from mindspeed_testing.npu import fake_npu, fake_world
+from mindspeed_testing.npu import fake_npu, fake_world, value_device
 
 REFUSED = "507899"
 
@@ -68,7 +68,12 @@ def test_a_world_without_peers_starts_after_cuda_names_were_transferred(platform
 def test_devices_and_dtypes(platform):
     platform.set_device(0)
     assert platform.device(0) == torch.device("npu", 0)
-    assert torch.bfloat16 in platform.supported_dtypes()
+    assert platform.supported_dtypes() == {torch.float32, torch.float16, torch.bfloat16}
+
+
+def test_a_device_without_bfloat16_says_so(platform):
+    with value_device(soc="310P"):
+        assert platform.supported_dtypes() == {torch.float32, torch.float16}
 
 
 def test_a_device_says_its_model(platform):

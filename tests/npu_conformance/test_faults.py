@@ -1,10 +1,15 @@
 """Faults drawn from sources: each rule changes what it says, and nothing that cannot matter."""
 
+import ast
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from mindspeed_testing.npu.faults import drawn, faults_of, named
+
+ROOT = Path(__file__).parents[2]
 
 SOURCE = '''
 import torch
@@ -81,3 +86,45 @@ def test_a_named_fault_has_to_be_there_once(tmp_path):
     assert named(source, "turns=2", "turns=3").line == 10
     with pytest.raises(ValueError, match="occurs 0 times"):
         named(source, "nowhere", "")
+
+
+def constants(tree):
+    """Return the strings of a module by the names that it binds them to."""
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            names = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else node.targets
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            pairs = zip(names, values)
+            found |= {name.id: value.value for name, value in pairs if isinstance(value, ast.Constant)}
+    return found
+
+
+def planted_faults():
+    """Yield module and old text of every fault that tests plant, by file."""
+    for path in sorted([*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")]):
+        text = path.read_text(encoding="utf-8")
+        if "PlantedFault(" not in text:
+            continue
+        tree = ast.parse(text)
+        known = constants(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "PlantedFault":
+                module, old = (
+                    known.get(getattr(one, "id", ""), getattr(one, "value", "")) for one in node.args[:2]
+                )
+                if isinstance(old, str) and isinstance(module, str) and module.startswith("mindspeed"):
+                    yield path.name, module, old
+
+
+def test_what_tests_plant_faults_into_is_still_there_once():
+    # Tests on stand-ins for NPUs run elsewhere, where nobody sees at once that they plant nothing.
+    faults = list(planted_faults())
+    assert {"npu_launches.py", "test_planted_orders.py"} <= {name for name, _, _ in faults}
+    sources = {module: Path(find_spec(module).origin).read_text("utf-8") for _, module, _ in faults}
+    assert [fault for fault in faults if sources[fault[1]].count(fault[2]) != 1] == []
+
+
+def test_faults_of_the_mutation_run_are_still_there(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    assert len(import_module("npu_mutations").named_faults()) == 6

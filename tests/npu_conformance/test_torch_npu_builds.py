@@ -1,10 +1,13 @@
 """Every call of torch_npu against the builds that the compatibility table names, without any of them."""
 
+import re
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
-from mindspeed_core.cli.doctor.supported_versions import NPU_CANN
+from mindspeed_core.cli.doctor.supported_versions import NPU_CANN, NPU_WITHOUT_CANN
 from mindspeed_testing.npu.builds import guards, published, unserved
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +24,11 @@ def test_every_build_takes_every_call_or_is_asked_first():
 @pytest.mark.parametrize("cann", sorted(NPU_CANN))
 def test_builds_of_the_compatibility_table_are_recorded(cann):
     assert set(NPU_CANN[cann]) <= set(published())
+
+
+def test_every_recorded_build_is_in_the_compatibility_table():
+    named = [build for builds in NPU_CANN.values() for build in builds]
+    assert sorted({*named, *NPU_WITHOUT_CANN}) == sorted(published())
 
 
 @pytest.fixture
@@ -54,3 +62,12 @@ def test_a_call_that_is_asked_for_first_passes(source):
 
     assert guards(folders)["npu_grouped_matmul_add_"] >= {"group_list_type"}
     assert unserved(folders) == []
+
+
+def test_the_extra_asks_for_a_build_that_was_compared():
+    [asked] = re.findall(r'"torch_npu([<>=][^"]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    specifier = SpecifierSet(asked)
+
+    assert [build for build in published() if build not in specifier] == []
+    newest = Version(published()[-1])
+    assert f"{newest.major}.{newest.minor + 1}.0" not in specifier

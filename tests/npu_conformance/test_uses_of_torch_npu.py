@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -60,14 +62,23 @@ def test_a_package_that_is_not_installed_is_named():
         package_folders(["no_such_package"])
 
 
+DEVICE = """\
+def npu_a(x):
+    return x
+
+
+npu_b = npu_a
+
+
+def npu_refused():
+    raise RuntimeError("error code is 507899")
+
+
+def npu_fails():
+    raise TypeError("unexpected keyword")
+"""
 SOURCE = """\
-class torch_npu:
-    npu_a = npu_b = npu_refused = npu_fails = staticmethod(lambda error=None: raise_(error))
-
-
-def raise_(error):
-    if error:
-        raise error
+import torch_npu
 
 
 def straight():
@@ -77,36 +88,42 @@ def straight():
 
 
 def never():
-    return torch_npu.npu_b()
+    return torch_npu.npu_b(None)
 
 
-def refused():
-    return torch_npu.npu_refused(RuntimeError("error code is 507899"))
+class Kept:
+    @property
+    def refused(self):
+        return torch_npu.npu_refused()
 
 
 def fails():
-    return torch_npu.npu_fails(TypeError("unexpected keyword"))
+    return torch_npu.npu_fails()
 """
 
 
-def test_a_call_counts_when_it_returned_or_was_refused_by_the_runtime(tmp_path):
-    path = tmp_path / "uses.py"
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_call_counts_when_it_returned_or_was_refused_by_the_runtime(tmp_path, monkeypatch, loaded):
+    device = types.ModuleType("torch_npu")
+    exec(DEVICE, vars(device))
+    monkeypatch.setitem(sys.modules, "torch_npu", device)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"uses_of_torch_npu_{loaded}"
+    path = tmp_path / f"{name}.py"
     path.write_text(SOURCE)
-    spec = importlib.util.spec_from_file_location("uses_of_torch_npu", path)
-    module = importlib.util.module_from_spec(spec)
-    sites = uses_of("import torch_npu\n" + SOURCE.replace("class torch_npu:", "if True:", 1), path)
-    # The line of the import was put before the others.
-    sites = [type(s)(s.path, s.line - 1, s.last_line - 1, s.name, s.is_call) for s in sites]
-    reached = ReachedUses(sites)
+    if loaded:
+        importlib.import_module(name)
+    reached = ReachedUses(uses_of(SOURCE, path))
     reached.start()
     try:
-        spec.loader.exec_module(module)
+        module = importlib.import_module(name)
         module.straight()
-        for function in (module.refused, module.fails):
+        for function in (lambda: module.Kept().refused, module.fails):
             with pytest.raises((RuntimeError, TypeError)):
                 function()
     finally:
         reached.stop()
+        del sys.modules[name]
     assert sorted(site.name for site in reached.reached) == ["torch_npu.npu_a", "torch_npu.npu_refused"]
     assert sorted(site.name for site in reached.missed()) == ["torch_npu.npu_b", "torch_npu.npu_fails"]
 

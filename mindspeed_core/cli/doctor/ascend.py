@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,6 +51,10 @@ def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
     """
     connect = _seconds(environment, "HCCL_CONNECT_TIMEOUT")
     execute = _seconds(environment, "HCCL_EXEC_TIMEOUT")
+    given = environment.get("HCCL_CONNECT_TIMEOUT", "")
+    if given and (connect is None or not 120 <= connect <= 7200):
+        found = f"{given!r} is no number of seconds from 120 to 7200"
+        yield Finding(WARNING, "HCCL_CONNECT_TIMEOUT", found, "export HCCL_CONNECT_TIMEOUT=600")
     if connect is not None and execute is not None and execute < connect:
         found = f"is {execute} s, below HCCL_CONNECT_TIMEOUT of {connect} s"
         yield Finding(
@@ -76,28 +81,64 @@ def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
     if buffer and (not buffer.isdigit() or int(buffer) < 1):
         found = f"{buffer!r} is no number of MiB"
         yield Finding(WARNING, "HCCL_BUFFSIZE", found, "export HCCL_BUFFSIZE=200, its default")
+    yield from _allocator(environment)
     yield from _ports(environment)
+
+
+def _allocator(environment: Mapping[str, str]) -> Iterator[Finding]:
+    given = environment.get("PYTORCH_NPU_ALLOC_CONF", "").split(",")
+    options = {name: value for name, _, value in (option.strip().partition(":") for option in given)}
+    others = [name for name in ("max_split_size_mb", "garbage_collection_threshold") if name in options]
+    if options.get("expandable_segments", "").lower() == "true" and others:
+        # torch_npu, NPUAllocatorConfig.cpp
+        found = f"has expandable_segments and {others[0]}, which torch_npu refuses together at its start"
+        yield Finding(WARNING, "PYTORCH_NPU_ALLOC_CONF", found, f"leave {others[0]} out")
+    mode = environment.get("CPU_AFFINITY_CONF", "").partition(",")[0].removeprefix("mode:")
+    if mode not in ("", "0", "1", "2"):
+        found = f"begins with {mode!r}, which is no mode: processes are not bound"
+        yield Finding(WARNING, "CPU_AFFINITY_CONF", found, "export CPU_AFFINITY_CONF=1")
 
 
 def _ports(environment: Mapping[str, str]) -> Iterator[Finding]:
     base = environment.get("HCCL_IF_BASE_PORT", "")
+    if base and not (base.isdigit() and 1024 <= int(base) <= 65520):
+        found = f"{base!r} is no port from 1024 to 65520"
+        yield Finding(WARNING, "HCCL_IF_BASE_PORT", found, "export HCCL_IF_BASE_PORT=60000, its default")
     ranges = [
         name
         for name in ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE")
         if environment.get(name)
     ]
-    if base and ranges:
-        found = f"is {base}, and {ranges[0]} is {environment[ranges[0]]}: HCCL takes the range"
+    host = environment.get("HCCL_HOST_SOCKET_PORT_RANGE", "")
+    if base and host:
+        # Ports of devices are others.
+        found = f"is {base}, and HCCL_HOST_SOCKET_PORT_RANGE is {host}: HCCL takes the range"
         yield Finding(NOTE, "HCCL_IF_BASE_PORT", found, "unset one of them")
     for name in ranges:
-        if not re.fullmatch(r"auto|\d+(-\d+)?(,\d+(-\d+)?)*", environment[name]):
-            found = f"{environment[name]!r} is no range of ports"
+        problem = _problem_of_ports(environment[name])
+        if problem:
+            found = f"{environment[name]!r} {problem}"
             yield Finding(WARNING, name, found, f"export {name}=60000-60050, or auto")
     if environment.get("HCCL_WHITELIST_DISABLE") == "0" and not environment.get("HCCL_WHITELIST_FILE"):
         found = "is 0 without HCCL_WHITELIST_FILE: no rank may connect"
         yield Finding(
             WARNING, "HCCL_WHITELIST_DISABLE", found, "export HCCL_WHITELIST_DISABLE=1, or name the file"
         )
+
+
+def _problem_of_ports(given: str) -> str:
+    """Return what is wrong with the ports that a variable names, empty where nothing is."""
+    if given == "auto":
+        return ""
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", given):
+        return "is no range of ports"
+    ends = [tuple(map(int, (part.partition("-")[0], part.rpartition("-")[2]))) for part in given.split(",")]
+    if any(low > high or low < 1024 or high > 65535 for low, high in ends):
+        return "has a part that is no range of ports from 1024 to 65535"
+    ordered = sorted(ends)
+    if any(later[0] <= earlier[1] for earlier, later in itertools.pairwise(ordered)):
+        return "has parts that overlap"
+    return ""
 
 
 def check_versions(

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.cli.doctor import ascend
 from mindspeed_core.cli.doctor.probe import MARK
-from mindspeed_core.cli.doctor.supported_versions import NPU_CANN, PYTHON, TABLE, matches, same_release
+from mindspeed_core.cli.doctor.supported_versions import (
+    NPU_CANN,
+    NPU_WITHOUT_CANN,
+    PYTHON,
+    TABLE,
+    matches,
+    same_release,
+)
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST, ERROR, NOTE, OK, WARNING, Finding
 from mindspeed_core.errors import UserError
@@ -256,7 +263,8 @@ def check_npu(facts: Facts) -> Iterator[Finding]:
     yield from ascend.check_versions(facts.ascend, npu, NPU_CANN)
     yield from ascend.check_variables(facts.environment)
     if "unserved" in facts.torch:
-        yield from ascend.check_calls(npu, facts.torch["unserved"], NPU_CANN)
+        compared = {**NPU_CANN, "": NPU_WITHOUT_CANN}
+        yield from ascend.check_calls(npu, facts.torch["unserved"], compared)
     yield from ascend.check_generations(facts.torch.get("npu", ()))
     outcome = facts.torch.get("torch_npu", "ok")
     if facts.cann_missing:

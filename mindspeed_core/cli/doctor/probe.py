@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from mindspeed_core.platforms.broken_packages import OPTIONAL, take_broken_as_absent
+from mindspeed_core.platforms.broken_packages import OPTIONAL, take_broken_as_absent, used_module
 
 MARK = "mindspeed-doctor:"
 """Begins the line with the answer; imported packages print lines of their own."""
@@ -50,7 +50,8 @@ def probe() -> dict[str, Any]:
     if npu is not None and npu.is_available():
         answer["npu"] = [npu.get_device_name(index) for index in range(npu.device_count())]
         answer["backends"]["hccl"] = True
-    answer["optional"] = {name: _outcome(name) for name in OPTIONAL if find_spec(name) is not None}
+    installed = [name for name in OPTIONAL if find_spec(name) is not None]
+    answer["optional"] = {name: _outcome(used_module(name)) for name in installed}
     answer["megatron"] = _outcome("megatron.core")
     answer["helpers_cpp"] = _outcome("megatron.core.datasets.helpers_cpp")
     return answer

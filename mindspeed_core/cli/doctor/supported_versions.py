@@ -73,6 +73,9 @@ NPU_CANN = {
 }
 """CANN release: the torch_npu builds made for it. A build belongs to the torch of its first three numbers."""
 
+NPU_WITHOUT_CANN = ("2.14.0", "2.13.0", "2.7.1.post11")
+"""Further builds that every call was compared with; their authors do not say for which CANN."""
+
 
 @dataclass(frozen=True)
 class Trial:

@@ -1,4 +1,4 @@
-"""Defaults of flags that name kernels which are not installed: changed where the user gave no value.
+"""Defaults of flags that name kernels which cannot be imported: changed where the user gave no value.
 
 Megatron-LM's defaults expect TransformerEngine, Apex and its own CUDA extensions. Each value here is the one
 that a message of Megatron-LM would ask for a moment later.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.platforms.broken_packages import why_unusable
 
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import Platform
@@ -54,8 +55,8 @@ DEFAULTS = (
 
 
 def installed(names: Iterable[str]) -> bool:
-    """Return whether one of these packages can be imported."""
-    return any(find_spec(name) is not None for name in names)
+    """Return whether one of these packages can be imported; imports those that are there."""
+    return any(not why_unusable(name) for name in names)
 
 
 def apply_defaults(args: Any, provenance: Mapping[str, str], platform: type[Platform]) -> list[str]:

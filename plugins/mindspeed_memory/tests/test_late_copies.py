@@ -1,6 +1,9 @@
 """Memory features on a device whose copies are late, beside each other: the same training, or a refusal."""
 
+from contextlib import nullcontext
+
 import pytest
+import torch
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.discovery.host import DEFAULT_HOST
@@ -9,6 +12,9 @@ from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.testing import run_world
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_memory.recompute.layers import layers_of
+from mindspeed_memory.saved.host_copy import HostCopies
+from mindspeed_testing.lagging.findings import LaggingDeviceError
+from mindspeed_testing.lagging.planting import PlantedFault, planted
 from mindspeed_testing.lagging.runs import Training, outcomes
 
 SMALL = ("--global-batch-size", "2", "--swap-min-bytes", "1")
@@ -148,3 +154,55 @@ def test_the_walk_over_layers_visits_all_that_megatron_core_switches():
     assert set(visited) == theirs == ours
     # megatron-core's own checkpoint of a feed-forward part with biases never ends.
     assert not dense
+
+
+EARLY = {
+    "the memory goes while it is written": (
+        PlantedFault(
+            "mindspeed_memory.saved.host_copy",
+            "            self._copies.platform.current_stream().wait_event(read)\n",
+            "            pass\n",
+        ),
+        "freed while in use",
+    ),
+    "its buffer is written while it is read": (
+        PlantedFault(
+            "mindspeed_memory.saved.host_copy",
+            "            copies.away.wait_event(free)\n",
+            "            pass\n",
+        ),
+        "written without a wait",
+    ),
+}
+
+
+def fetched_and_dropped():
+    """Return what a late device says of what is fetched and not read, without and with each fault."""
+    told = []
+    for context in (nullcontext(), *(planted(fault) for fault, _ in EARLY.values())):
+        try:
+            with context, prepare([*training_flags((), 2)], host=DEFAULT_HOST, platform="lagging") as session:
+                loop.setup(session)
+                copies = HostCopies(session.platform)
+                kept = copies(torch.ones(4096))
+                kept.release()
+                kept.fetch()
+                del kept
+                torch.zeros(4096).add_(1.0)
+                # The compute stream has waited for the buffer, this one has not.
+                with session.platform.use_stream(session.platform.stream()):
+                    copies(torch.ones(4096)).flat().sum()
+                loop.teardown(session)
+        except LaggingDeviceError as error:
+            told.append(str(error))
+        else:
+            told.append("")
+    return told
+
+
+def test_what_was_fetched_and_never_read_is_given_away_behind_its_copy():
+    ((without, *with_faults),) = run_world(fetched_and_dropped, 1)
+    assert without == ""
+    assert [rule in text for (_, rule), text in zip(EARLY.values(), with_faults)] == [True] * len(EARLY), (
+        with_faults
+    )

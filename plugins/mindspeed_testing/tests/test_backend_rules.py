@@ -18,6 +18,7 @@ TP, GLOO, ALONE = (
     for size, name in ((2, "TENSOR"), (2, "DATA_PARALLEL_GROUP_GLOO"), (1, "ALONE"))
 )
 WIDE = torch.ones(4, dtype=torch.float64)
+BETWEEN_NUMBERS = torch.frombuffer(bytearray(10), dtype=torch.float32, count=2, offset=2)
 SUM, BAND = dist.AllreduceOptions(), dist.AllreduceOptions()
 BAND.reduceOp = dist.ReduceOp.BAND
 
@@ -32,6 +33,7 @@ def call(operation, *arguments, group=TP):
         (call("allreduce", [WIDE], SUM), "float64"),
         (call("allreduce", [torch.ones(2, dtype=torch.int32)], BAND), "no reduction BAND"),
         (call("broadcast", [torch.ones(2, 2).t()], None), "not contiguous"),
+        (call("allreduce", [BETWEEN_NUMBERS], SUM), "begins 2 bytes behind"),
         (call("_allgather_base", torch.ones(5), torch.ones(2)), "has 5 numbers"),
         (call("allgather", [[torch.ones(2)]], [torch.ones(2)]), "1 tensors for 2 ranks"),
         (call("alltoall_base", torch.ones(4), torch.ones(4), [1, 2], [2, 2]), "add up to 3"),

@@ -36,6 +36,7 @@ TRAININGS = {
         *("--recompute-granularity", "selective", "--recompute-modules", "layernorm"),
     ),
     "messages of pipeline stages": (*PP2, "--pipeline-schedule", "zbv"),
+    "losses that are summed beside the update": ("--async-log-allreduce",),
     "operands of pipeline stages on the host": (*PP2, *CHUNKS, "--use-nanopipe", "--use-nanopipe-swap"),
     "outputs of interleaved stages": (*PP2, *CHUNKS),
     "layers computed again in advance": (*PP2, *CHUNKS, *BLOCK, "--recompute-in-advance"),

@@ -7,18 +7,21 @@ for on the host. Where a call fails, its error stands in the place of the number
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from mindspeed_kernels.measured_calls import BETWEEN_RANKS, CALLS, Make, Sizes
 
 RUNS = 5
 """Timed runs of each measurement, behind two that are not timed."""
@@ -31,6 +34,8 @@ Result = dict[str, Any]
 def measurements(device: str, folder: Path, *, small: bool = False) -> Iterator[Result]:
     """Measure products, copies, collectives, kernels and a training step.
 
+    Kernels that communicate are measured where there are two ranks or more.
+
     Args:
         device: type of the device, ``npu``; a world that was started by a launcher takes part with all ranks.
         folder: receives the timeline of the training step.
@@ -39,7 +44,7 @@ def measurements(device: str, folder: Path, *, small: bool = False) -> Iterator[
     yield from _products(device, small)
     yield from _copies(device, small)
     yield from _collectives(device, small)
-    yield from _kernels(device, small)
+    yield from _kernels(CALLS, Sizes(device, small))
     yield _training(device, folder, small)
 
 
@@ -124,6 +129,9 @@ def _collectives(device: str, small: bool) -> Iterator[Result]:
 
         yield _tried("all-reduce", f"{size} bytes of float32 on {ranks} ranks", all_reduce)
         yield _tried("all-to-all", f"{size} bytes of float32 on {ranks} ranks", all_to_all)
+        if ranks > 1:
+            alone = [dist.new_group([rank]) for rank in range(ranks)][dist.get_rank()]
+            yield from _kernels(BETWEEN_RANKS, Sizes(device, small, dist.group.WORLD, alone))
     finally:
         if started:
             dist.destroy_process_group()
@@ -137,68 +145,32 @@ def _start_world(device: str) -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-def _kernels(device: str, small: bool) -> Iterator[Result]:
-    """Compare the backend that serves with the reference, forward and backward, on real sizes."""
+def _kernels(calls: Mapping[str, Make], sizes: Sizes) -> Iterator[Result]:
+    """Compare the backend that serves each call with the reference, forward and backward."""
+    for name, make in calls.items():
+        yield _tried("kernel", name, functools.partial(_kernel, name, make, sizes))
+
+
+def _kernel(name: str, make: Make, sizes: Sizes) -> Result:
     from mindspeed_kernels.ops import OPERATORS, use
 
-    for name, make in _CALLS.items():
-        operator = OPERATORS[name]
+    call, operator = make(sizes), OPERATORS[name]
+    for leaf in call.leaves:
+        leaf.requires_grad_()
 
-        def measure(name: str = name, operator: Any = operator, make: Any = make) -> Result:
-            args, options = make(device, small)
-            leaves = [value for value in args if isinstance(value, Tensor) and value.is_floating_point()]
-            for leaf in leaves:
-                leaf.requires_grad_()
+    def run() -> None:
+        found = operator(*call.args, **call.options)
+        results = found if isinstance(found, (tuple, list)) else (found,)
+        followed = [one for one in results if isinstance(one, Tensor) and one.requires_grad]
+        if followed:
+            total = torch.stack([one.float().sum() for one in followed]).sum()
+            torch.autograd.grad(total, call.leaves, allow_unused=True)
 
-            def run() -> None:
-                found = operator(*args, **options)
-                first = found[0] if isinstance(found, tuple) else found
-                torch.autograd.grad(first.float().sum(), leaves, allow_unused=True)
-
-            ours = _seconds(run, device)
-            with use(f"{name}=reference"):
-                reference = _seconds(run, device)
-            return {**_result(reference / ours, "x", ours), "reference_seconds": reference}
-
-        yield _tried("kernel", name, measure)
-
-
-def _numbers(device: str, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(shape, device=device).to(dtype)
-
-
-def _attention(device: str, small: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    length, heads, width = (16, 2, 8) if small else (4096, 32, 128)
-    q, k, v = (_numbers(device, length, 1, heads * width) for _ in range(3))
-    mask = torch.ones(min(length, 2048), min(length, 2048), dtype=torch.bool, device=device).triu(1)
-    options = {"scale": width**-0.5, "sparse_mode": 0 if small else 2, "atten_mask": mask}
-    return (q, k, v, heads, "SBH"), options
-
-
-def _rotary(device: str, small: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    length, heads, width = (16, 2, 8) if small else (4096, 32, 128)
-    angles = torch.randn(length, 1, 1, width, device=device)
-    cos, sin = (angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16))
-    return (_numbers(device, length, 1, heads, width), cos, sin), {}
-
-
-def _experts(device: str, small: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    experts, rows, inner, columns = (2, 8, 16, 16) if small else (8, 8192, 4096, 1408)
-    ends = torch.arange(1, experts + 1, device=device) * (rows // experts)
-    return (_numbers(device, rows, inner), _numbers(device, experts, inner, columns), ends), {}
-
-
-_CALLS: dict[str, Callable[[str, bool], tuple[tuple[Any, ...], dict[str, Any]]]] = {
-    "rms_norm": lambda device, small: (
-        (_numbers(device, *((4, 16) if small else (8192, 4096))), _numbers(device, 16 if small else 4096)),
-        {},
-    ),
-    "swiglu": lambda device, small: ((_numbers(device, *((4, 32) if small else (8192, 22016))),), {}),
-    "npu_rotary_position_embedding": _rotary,
-    "npu_fusion_attention": _attention,
-    "grouped_matmul": _experts,
-}
-"""A call of each kernel that most trainings spend their time in."""
+    served = operator.choose(operator.call_of(*call.args, **call.options)).name
+    ours = _seconds(run, sizes.device)
+    with use(f"{name}=reference"):
+        reference = _seconds(run, sizes.device)
+    return {**_result(reference / ours, "x", ours), "backend": served, "reference_seconds": reference}
 
 
 def _training(device: str, folder: Path, small: bool) -> Result:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.testing.worlds import run_world
+from mindspeed_kernels import device_measurements
+from mindspeed_kernels.device_measurements import problems
+from mindspeed_kernels.measured_calls import BETWEEN_RANKS, Sizes
 from mindspeed_kernels.ops.lcal_functional import coc_ops
 from mindspeed_kernels.ops.npu_all_to_all_all_gather_bmm import npu_alltoall_allgather_bmm
 from mindspeed_kernels.ops.npu_bmm_reduce_scatter_all_to_all import npu_bmm_reducescatter_alltoall
@@ -18,14 +22,13 @@ from mindspeed_kernels.ops.overlapped_matmul import (
     matmul_reduce_scatter,
 )
 from mindspeed_testing.npu.device import COMPUTED, running_test
-from mindspeed_testing.npu.value_training import plain_fork_server, value_session
+from mindspeed_testing.npu.value_training import run_value_world, value_session
 
 RANKS, ROWS, WIDE, OUT = 2, 8, 256, 32
 
 
 def products_of_a_rank():
     """Results and gradients of each product on this rank, and what they must be."""
-    dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.group.WORLD
     make = torch.Generator().manual_seed(0)
 
@@ -51,27 +54,20 @@ def products_of_a_rank():
             (result * upstream[0, : result.shape[0]].to("npu")).sum().backward()
             gradients[name] = x.grad.isfinite().all().item(), weight.grad.isfinite().all().item()
         counted = dict(device.operations)
-    dist.destroy_process_group()
     return found, expected, gradients, counted, tuple(COMPUTED)
 
 
-@pytest.fixture(scope="module")
-def world():
-    with plain_fork_server():
-        return run_world(products_of_a_rank, RANKS)
-
-
 @pytest.mark.parametrize("name", ["reduce", "scatter", "gather"])
-def test_a_product_with_communication_computes_what_its_parts_do(world, name):
-    for found, expected, gradients, _, computed in world:
+def test_a_product_with_communication_computes_what_its_parts_do(ranks, name):
+    for found, expected, gradients, _, computed in (rank.products for rank in ranks):
         torch.testing.assert_close(found[name], expected[name], rtol=2e-2, atol=0.3)
         assert gradients[name] == (True, True)
         for operation in computed:
             COMPUTED.setdefault(operation, running_test())
 
 
-def test_the_device_s_kernels_did_it(world):
-    for *_, counted, _ in world:
+def test_the_device_s_kernels_did_it(ranks):
+    for *_, counted, _ in (rank.products for rank in ranks):
         names = {name.split(".")[1] for name in counted}
         assert {"npu_mm_all_reduce_base", "npu_mm_reduce_scatter_base", "npu_all_gather_base_mm"} <= names
 
@@ -163,30 +159,59 @@ def outcomes(device, groups):
     return found
 
 
-def cases_of_a_rank():
+def cases_of_a_rank(groups):
     """Every case on a value device and on the CPU."""
-    dist.init_process_group("gloo")
-    groups = Groups()
     on_cpu = outcomes("cpu", groups)
     with value_session() as device:
         on_device = outcomes("npu", groups)
         counted = dict(device.operations)
-    dist.destroy_process_group()
     return on_cpu, on_device, counted, tuple(COMPUTED)
 
 
+def measured(groups):
+    """Return a measurement of each operator that communicates."""
+    device_measurements.RUNS = 1
+    device_measurements._wait = lambda device: None
+    with value_session():
+        sizes = Sizes("npu", small=True, group=groups.both, alone=groups.alone)
+        return list(device_measurements._kernels(BETWEEN_RANKS, sizes))
+
+
+class Rank(NamedTuple):
+    """Results of one rank."""
+
+    products: tuple
+    cases: tuple
+    measurements: list
+
+
+def everything():
+    """Return the results of this rank: one world is enough for all tests."""
+    dist.init_process_group("gloo")
+    groups = Groups()
+    found = Rank(products_of_a_rank(), cases_of_a_rank(groups), measured(groups))
+    dist.destroy_process_group()
+    return found
+
+
 @pytest.fixture(scope="module")
-def both_sides():
-    with plain_fork_server():
-        return run_world(cases_of_a_rank, RANKS)
+def ranks():
+    return run_value_world(everything, RANKS)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_of_two_devices_are_those_of_the_cpu(both_sides, name):
-    for on_cpu, on_device, _, computed in both_sides:
+def test_values_and_gradients_of_two_devices_are_those_of_the_cpu(ranks, name):
+    for on_cpu, on_device, _, computed in (rank.cases for rank in ranks):
         assert len(on_cpu[name]) == len(on_device[name]) > 0
         for got, wanted in zip(on_device[name], on_cpu[name]):
             # Both round sums to bfloat16, in another order.
             assert (got - wanted).norm() <= 1e-2 * wanted.norm()
         for operation in computed:
             COMPUTED.setdefault(operation, running_test())
+
+
+def test_operators_that_communicate_are_measured_beside_their_references(ranks):
+    for results in (rank.measurements for rank in ranks):
+        assert problems(results) == []
+        assert [result for result in results if "error" in result] == []
+        assert {result["of"] for result in results} == set(BETWEEN_RANKS)

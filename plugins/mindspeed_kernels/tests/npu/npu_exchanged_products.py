@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.testing.worlds import run_world
 from mindspeed_kernels.ops import all2all_grouped_matmul, checking, grouped_matmul_all2all
 from mindspeed_kernels.ops.availability import ascend_generation
 from mindspeed_testing.npu import Call, fake_world, run_call
@@ -18,7 +17,7 @@ from mindspeed_testing.npu.kernels.contract import Arguments, KernelRefusal
 from mindspeed_testing.npu.kernels.grouped_exchange import ALLTOALLV_GMM, GMM_ALLTOALLV
 from mindspeed_testing.npu.soc import PRODUCTS, announcing
 from mindspeed_testing.npu.stubs import SOC
-from mindspeed_testing.npu.value_training import plain_fork_server, value_session
+from mindspeed_testing.npu.value_training import run_value_world, value_session
 
 RANKS, EXPERTS, WIDE, OUT, SHARED_ROWS = 4, 2, 16, 24, 4
 COUNTS = (
@@ -80,8 +79,7 @@ def every_case():
 
 @pytest.fixture(scope="module")
 def world():
-    with plain_fork_server():
-        return run_world(every_case, RANKS)
+    return run_value_world(every_case, RANKS)
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)

@@ -10,8 +10,13 @@ import torch
 
 from mindspeed_kernels import device_measurements, first_run
 from mindspeed_kernels.device_measurements import problems
+from mindspeed_kernels.measured_calls import BETWEEN_RANKS, CALLS, Sizes
 from mindspeed_kernels.ops import OPERATORS
+from mindspeed_kernels.ops.operator import REFERENCE
 from mindspeed_testing.npu.value_training import plain_fork_server, value_session
+
+WITHOUT_KERNEL = {"mx_grouped_matmul"}
+"""Operators whose kernel a 910B does not have."""
 
 
 def test_every_risk_is_checked_in_order_and_the_file_says_what_was_found(tmp_path, capsys):
@@ -77,12 +82,27 @@ def test_proofs_are_asked_of_the_device_itself():
 def test_kernels_are_measured_beside_their_references(tmp_path, monkeypatch):
     monkeypatch.setattr(device_measurements, "RUNS", 1)
     # Contracts are checked at the first call of a kind, which is another test's.
-    for name in device_measurements._CALLS:
+    for name in CALLS:
         monkeypatch.setattr(OPERATORS[name], "_chosen", {})
     # The stand-in runtime waits for nothing.
     monkeypatch.setattr(device_measurements, "_wait", lambda device: None)
     with value_session():
-        results = list(device_measurements._kernels("npu", True))
+        results = list(device_measurements._kernels(CALLS, Sizes("npu", small=True)))
     assert problems(results) == []
     assert [result for result in results if "error" in result] == []
     assert all(result["reference_seconds"] > 0 for result in results)
+    served = {result["of"]: result["backend"] for result in results}
+    assert {name for name in CALLS if served[name] == REFERENCE} == WITHOUT_KERNEL
+
+
+def test_every_operator_with_a_kernel_is_measured():
+    with_kernel = {
+        name
+        for name, operator in OPERATORS.items()
+        if any(
+            "npu" in backend.devices and "cpu" not in backend.devices
+            for backend in operator.backends.values()
+        )
+    }
+    assert sorted(with_kernel - {*CALLS, *BETWEEN_RANKS}) == []
+    assert sorted({*CALLS, *BETWEEN_RANKS} - set(OPERATORS)) == []

@@ -95,3 +95,38 @@ def test_a_single_group_of_8_bit_rows_is_multiplied_by_the_kernel():
         scale = torch.ones(1, 8, device="npu")
         assert npu_quant_gmm(x, weight, scale, group_list=[2]).cpu().eq(96).all()
         assert device.count("npu_grouped_matmul") == 1
+
+
+@pytest.mark.parametrize("given", ["expert_tokens", "expert_tokens_index"])
+def test_tokens_of_experts_are_counted_or_end_somewhere(given):
+    from mindspeed_kernels.ops.ffn import npu_ffn, npu_ffn_reference
+
+    made = torch.Generator().manual_seed(1)
+    shapes = (6, 8), (2, 8, 16), (2, 16, 8)
+    tensors = [torch.randn(*shape, generator=made).bfloat16() for shape in shapes]
+    tokens = {given: [2, 4] if given == "expert_tokens" else [2, 6]}
+    with value_device() as device:
+        found = npu_ffn(*(tensor.to("npu") for tensor in tensors), "silu", **tokens)
+        assert device.count("npu_ffn") == 1
+        expected = npu_ffn_reference(*tensors, "silu", **tokens)
+        torch.testing.assert_close(found.cpu(), expected, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("ends", [None, [0, 3, 7]])
+def test_packed_outputs_are_joined_by_the_kernel(ends):
+    from mindspeed_kernels.ops import npu_ring_attention_update
+    from mindspeed_kernels.ops.npu_ring_attention_update import npu_ring_attention_update_reference
+
+    made = torch.Generator().manual_seed(1)
+    blocks = []
+    for _ in range(2):
+        highest, total = (torch.randn(7, 2, 1, generator=made).repeat(1, 1, 8) for _ in range(2))
+        blocks += [torch.randn(7, 2, 64, generator=made), highest, total.exp()]
+    places = None if ends is None else torch.tensor(ends, dtype=torch.int32)
+    with value_device() as device:
+        moved = None if places is None else places.to("npu")
+        found = npu_ring_attention_update(*(tensor.to("npu") for tensor in blocks), moved, "TND")
+        assert device.count("npu_ring_attention_update") == 1
+        expected = npu_ring_attention_update_reference(*blocks, places, "TND")
+        for one, other in zip(found, expected):
+            torch.testing.assert_close(one.cpu(), other)

@@ -12,12 +12,11 @@ from differential import attention, experts, products, quantized, ranks, rows  #
 from differential.case import GENERATORS, WORLD_GENERATORS
 from differential.judge import run_case
 
-from mindspeed_core.testing.worlds import run_world
 from mindspeed_kernels.ops import OPERATORS
 from mindspeed_kernels.ops.availability import ascend_generation
 from mindspeed_testing.npu import value_device
 from mindspeed_testing.npu.kernels.contract import SOCS
-from mindspeed_testing.npu.value_training import plain_fork_server, value_session
+from mindspeed_testing.npu.value_training import run_value_world, value_session
 
 QUICK, THOROUGH = 8, 60
 FOR_INFERENCE = ("npu_ffn",)
@@ -99,8 +98,7 @@ def every_operator(count):
 
 @pytest.fixture(scope="module")
 def judged():
-    with plain_fork_server():
-        return run_world(every_operator, 2, QUICK, timeout=300.0)
+    return run_value_world(every_operator, 2, QUICK)
 
 
 @pytest.mark.parametrize("name", sorted(WORLD_GENERATORS))
@@ -110,6 +108,5 @@ def test_an_operator_of_two_ranks_is_its_formula_on_the_device(name, judged):
 
 @pytest.mark.thorough
 def test_operators_of_two_ranks_are_their_formulas_in_further_calls():
-    with plain_fork_server():
-        judged = run_world(every_operator, 2, THOROUGH, timeout=600.0)
+    judged = run_value_world(every_operator, 2, THOROUGH, timeout=600.0)
     assert [text for failures, _ in judged for text in failures.values()] == []

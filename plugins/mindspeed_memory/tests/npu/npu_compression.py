@@ -7,7 +7,7 @@ import torch
 
 from mindspeed_core.platforms.npu import NpuPlatform
 from mindspeed_memory.saved.compressors import compressor
-from mindspeed_memory.saved.device_compression import LEAST, DeviceCompressor
+from mindspeed_memory.saved.device_compression import LEAST, DeviceCompressor, addressed_memory
 from mindspeed_memory.saved.engine import SavedTensors
 from mindspeed_testing.npu import value_device
 from mindspeed_testing.npu.kernels.contract import KernelRefusal
@@ -77,3 +77,9 @@ def test_codes_without_room_for_the_worst_case_are_refused():
         counts = torch.zeros((1, 256), dtype=torch.int32, device="npu")
         with pytest.raises(KernelRefusal, match="8448 a core"):
             torch_npu.npu_hans_encode(numbers, True, False, out=(counts, *parts))
+
+
+def test_memory_of_the_host_that_the_device_addresses_is_bytes():
+    with value_device():
+        memory = addressed_memory(12, torch.device("npu"))
+        assert (memory.dtype, memory.shape) == (torch.uint8, (12,))

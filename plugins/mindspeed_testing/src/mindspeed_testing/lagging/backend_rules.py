@@ -97,8 +97,7 @@ def _call(method: str, arguments: Sequence[Any], call: Call, group: str, size: i
 
 def _facts(argument: str, value: Any) -> Iterator[TensorFacts]:
     if isinstance(value, Tensor):
-        dtype = str(value.dtype).removeprefix("torch.")
-        yield TensorFacts(argument, dtype, tuple(value.shape), value.is_contiguous())
+        yield TensorFacts.of(argument, value)
     elif isinstance(value, (list, tuple)):
         for one in value:
             yield from _facts(argument, one)

@@ -46,10 +46,10 @@ def planted(fault: PlantedFault) -> Iterator[None]:
     source = Path(path).read_text(encoding="utf-8")
     if source.count(fault.old) != 1:
         raise ValueError(f"{fault.module}: {fault.old!r} occurs {source.count(fault.old)} times, not once")
-    changed = _functions(compile(source.replace(fault.old, fault.new), path, "exec"))
+    changed = functions_of(compile(source.replace(fault.old, fault.new), path, "exec"))
     before: list[tuple[Any, CodeType]] = []
     for names, code in changed.items():
-        function = _function(module, names)
+        function = function_of(module, names)
         if function is not None and function.__code__.co_code != code.co_code:
             before.append((function, function.__code__))
             function.__code__ = code
@@ -62,7 +62,7 @@ def planted(fault: PlantedFault) -> Iterator[None]:
             function.__code__ = code
 
 
-def _functions(code: CodeType, within: tuple[str, ...] = ()) -> dict[tuple[str, ...], CodeType]:
+def functions_of(code: CodeType, within: tuple[str, ...] = ()) -> dict[tuple[str, ...], CodeType]:
     """Return the code of a module's functions and of its classes' methods, by their names."""
     found: dict[tuple[str, ...], CodeType] = {}
     for constant in code.co_consts:
@@ -71,11 +71,11 @@ def _functions(code: CodeType, within: tuple[str, ...] = ()) -> dict[tuple[str, 
             if constant.co_flags & inspect.CO_NEWLOCALS:
                 found[names] = constant
             else:
-                found |= _functions(constant, names)
+                found |= functions_of(constant, names)
     return found
 
 
-def _function(holder: Any, names: tuple[str, ...]) -> Any:
+def function_of(holder: Any, names: tuple[str, ...]) -> Any:
     """Return the function of these names, without what decorates it; None where there is none."""
     for name in names:
         holder = vars(holder).get(name)

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from mindspeed_testing.npu.schemas import compare_snapshot, schema_snapshot
     from mindspeed_testing.npu.stubs import Stubs, build_stubs
     from mindspeed_testing.npu.training import ShapeOnlyTraining, shape_only_training
-    from mindspeed_testing.npu.value_training import ValueTraining, assert_equals_cpu, value_training
+    from mindspeed_testing.npu.value_training import (
+        ValueTraining,
+        assert_equals_cpu,
+        run_value_world,
+        value_training,
+    )
     from mindspeed_testing.npu.world import fake_world
 
 _NAMES = {
@@ -39,7 +44,7 @@ _NAMES = {
     "schemas": ("compare_snapshot", "schema_snapshot"),
     "stubs": ("Stubs", "build_stubs"),
     "training": ("ShapeOnlyTraining", "shape_only_training"),
-    "value_training": ("ValueTraining", "assert_equals_cpu", "value_training"),
+    "value_training": ("ValueTraining", "assert_equals_cpu", "run_value_world", "value_training"),
     "world": ("fake_world",),
 }
 """The names of each module."""
@@ -63,6 +68,7 @@ __all__ = [
     "fake_world",
     "run_call",
     "run_calls",
+    "run_value_world",
     "schema_snapshot",
     "shape_only_training",
     "value_device",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from mindspeed_testing.npu.stubs import check_stubbed
 _USES = pytest.StashKey[list[ApiUse]]()
 _REACHED = pytest.StashKey[ReachedUses]()
 _PROBLEMS = pytest.StashKey[list[str]]()
+_OUTPUT = "npu"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,7 +39,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the sources and begin to watch, before anything of theirs is imported."""
+    """Read the sources and begin to watch, before anything of theirs is imported.
+
+    Where several processes run the tests, each of them watches, and the one that has started them joins what
+    they reached.
+    """
     try:
         check_stubbed()
         uses = api_uses(package_folders(config.getoption("--source")))
@@ -47,22 +53,56 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_USES] = uses
     config.stash[_PROBLEMS] = []
     config.stash[_REACHED] = ReachedUses(uses)
-    config.stash[_REACHED].start()
+    if not _is_joining(config):
+        config.stash[_REACHED].start()
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> object:
     """Turn what was not reached into a failure."""
-    result = yield
     config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[_OUTPUT] = _found(config)
+    result = yield
     reached = config.stash[_REACHED]
     reached.stop()
+    if hasattr(config, "workeroutput"):
+        return result
     # A run of chosen tests, or one that failed anyway, says nothing about the calls of the rest.
     if session.exitstatus in (0, pytest.ExitCode.NO_TESTS_COLLECTED) and not _is_partial(config):
         config.stash[_PROBLEMS] = problems(config.stash[_USES], reached, config)
         if config.stash[_PROBLEMS]:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
     return result
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Join what a process that has ended reached; one that crashed reached nothing."""
+    from mindspeed_testing.npu.device import COMPUTED
+    from mindspeed_testing.npu.fake import DISPATCHED
+
+    found = getattr(node, "workeroutput", {}).get(_OUTPUT, {"reached": [], "computed": {}, "dispatched": {}})
+    watched = node.config.stash[_REACHED]
+    watched.reached.update(watched.uses[place] for place in found["reached"])
+    DISPATCHED.update(found["dispatched"])
+    for operation, test in found["computed"].items():
+        COMPUTED.setdefault(operation, test)
+
+
+def _is_joining(config: pytest.Config) -> bool:
+    """Return whether other processes run the tests for this one."""
+    return bool(getattr(config.option, "tx", None)) and not hasattr(config, "workerinput")
+
+
+def _found(config: pytest.Config) -> dict[str, Any]:
+    """Return what this process reached, for the one that joins."""
+    from mindspeed_testing.npu.device import COMPUTED
+    from mindspeed_testing.npu.fake import DISPATCHED
+
+    watched = config.stash[_REACHED]
+    reached = [place for place, use in enumerate(watched.uses) if use in watched.reached]
+    return {"reached": reached, "computed": dict(COMPUTED), "dispatched": dict(DISPATCHED)}
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -24,7 +24,7 @@ from mindspeed_testing.npu.value_training import (
     assert_equal_sides,
     joined_devices,
     plain_fork_server,
-    started_as,
+    run_value_world,
     value_rank,
 )
 
@@ -160,16 +160,12 @@ def _world(sides: Sequence[_Side], soc: str) -> list[list[Any]]:
         requests = [
             side.request(stack.enter_context(flags_with_files(side.flags, side.files)), soc) for side in sides
         ]
-        stack.enter_context(plain_fork_server())
-        on_cpu = sides[0].device is None
-        ranks = run_world(
-            f"{__name__}:{'cpu_ranks' if on_cpu else 'value_ranks'}",
-            sides[0].world_size,
-            requests,
-            *(() if on_cpu else (soc,)),
-            timeout=60.0 + SECONDS_EACH * len(sides),
-            env={} if on_cpu else started_as(soc),
-        )
+        size, timeout = sides[0].world_size, 60.0 + SECONDS_EACH * len(sides)
+        if sides[0].device is None:
+            stack.enter_context(plain_fork_server())
+            ranks = run_world(cpu_ranks, size, requests, timeout=timeout)
+        else:
+            ranks = run_value_world(value_ranks, size, requests, soc, soc=soc, timeout=timeout)
     return [list(of_side) for of_side in zip(*ranks)]
 
 

@@ -16,6 +16,7 @@ from unittest import mock
 
 from mindspeed_core.backend_contracts.hccl import HCCL
 from mindspeed_core.feature import Scenario
+from mindspeed_core.platforms.cann import AUTOLOAD
 from mindspeed_core.testing.canonical import CanonicalState
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
@@ -27,7 +28,7 @@ from mindspeed_core.testing.training import (
     train_rank,
     train_side,
 )
-from mindspeed_core.testing.worlds import run_world
+from mindspeed_core.testing.worlds import FURTHER_IMPORTS, run_world
 from mindspeed_testing.npu.kernels.communicators import communicator_name
 from mindspeed_testing.npu.soc import PRODUCTS
 from mindspeed_testing.npu.stubs import SOC, check_stubbed
@@ -98,11 +99,33 @@ def value_training(
             optimizer_state=optimizer_state,
             contracts=(HCCL[soc],) if soc in HCCL else (),
         )
-        with plain_fork_server():
-            ranks = run_world(
-                f"{__name__}:value_rank", world_size, request, soc, timeout=timeout, env=started_as(soc)
-            )
+        ranks = run_value_world(f"{__name__}:value_rank", world_size, request, soc, soc=soc, timeout=timeout)
     return joined_devices(ranks)
+
+
+def run_value_world(
+    function: Callable[..., Any] | str, world_size: int, *args: Any, soc: str = "910B", timeout: float = 300.0
+) -> list[Any]:
+    """Run a function on ranks that have imported torch_npu with the stand-ins; return what each returns.
+
+    The ranks are forks of a process that has imported it once for all worlds of a generation.
+
+    Args:
+        function: a function of a module, or ``"module:name"``.
+        world_size: ranks.
+        args: of the function.
+        soc: the generation of the device.
+        timeout: seconds for the whole world.
+
+    Raises:
+        WorldError: a rank failed; the message shows its error, of a kernel for instance.
+        UserError: the process was not started with the stand-in libraries.
+    """
+    check_stubbed()
+    started = started_as(soc)
+    imports = "torch_npu.contrib.transfer_to_npu,mindspeed_testing.npu.device"
+    server = {**started, AUTOLOAD: "1", FURTHER_IMPORTS: imports}
+    return run_world(function, world_size, *args, timeout=timeout, env=started, server=server)
 
 
 def started_as(soc: str) -> dict[str, str]:
@@ -244,7 +267,7 @@ def value_session(soc: str | None = None) -> Iterator[Any]:
 
 def plain_fork_server() -> Any:
     """Return a context in which worlds fork from a process without torch_npu: the CPU is emulated there."""
-    return mock.patch.dict(os.environ, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    return mock.patch.dict(os.environ, {AUTOLOAD: "0"})
 
 
 def _over_gloo(original: Callable[..., Any]) -> Callable[..., Any]:

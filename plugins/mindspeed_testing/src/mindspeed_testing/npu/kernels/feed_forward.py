@@ -76,6 +76,11 @@ def _biases_match(a: Arguments) -> bool:
     return all(a[name] is None or a[name].dtype == wanted[a["x"].dtype] for name in ("bias1", "bias2"))
 
 
+def _offset_matches(a: Arguments) -> bool:
+    counts, offset = _counts(a), a["offset"]
+    return offset is None or tuple(offset.shape) == (1 if counts is None else len(counts),)
+
+
 def _of(table: Tensor | None, expert: int | None) -> Tensor | None:
     return table if table is None or expert is None else table[expert]
 
@@ -139,6 +144,7 @@ FEED_FORWARD = Kernel(
         Rule("gated activations: float16, no experts, inner_precise 1; bfloat16: inner_precise 0",
              _precision_matches),
         Rule("biases are float16 for float16, float32 for bfloat16, int32 for int8", _biases_match),
+        Rule("offset has a number for each expert, and one without experts", _offset_matches),
     ),
     compute=feed_forward,
     sources=(
