@@ -1,7 +1,7 @@
 """Names of this host that other distributions may import; everything else in it is private.
 
-Proofs train with the host, and tools hold its writer. A name is loaded when it is used: the writer runs in a
-process without torch.
+Proofs train with the host, tools hold its writer, and programs of plugins make checkpoints of its
+checkpoints. A name is loaded when it is used: the writer runs in a process without torch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+    from mindspeed_core.hosts.standalone.checkpoint import publish
+    from mindspeed_core.hosts.standalone.checkpoint.common_state import NAME as COMMON_STATE
+    from mindspeed_core.hosts.standalone.checkpoint.common_state import read_common
     from mindspeed_core.hosts.standalone.checkpoint.content import layout, layout_metadata, sharded_state
+    from mindspeed_core.hosts.standalone.checkpoint.index import Index as CheckpointIndex
+    from mindspeed_core.hosts.standalone.checkpoint.index import read_index
     from mindspeed_core.hosts.standalone.checkpoint.save import Saver
+    from mindspeed_core.hosts.standalone.checkpoint.shard_reader import ShardReader
     from mindspeed_core.hosts.standalone.checkpoint.writer import write_job
     from mindspeed_core.hosts.standalone.data.python_helpers import index_builders
     from mindspeed_core.hosts.standalone.data.stages import MadeUpDataset
@@ -21,13 +27,19 @@ if TYPE_CHECKING:
     from mindspeed_core.hosts.standalone.text.tokenizer import NullTokenizer
 
 __all__ = [
+    "COMMON_STATE",
+    "CheckpointIndex",
     "MadeUpDataset",
     "NullTokenizer",
     "Saver",
+    "ShardReader",
     "batch_at",
     "index_builders",
     "layout",
     "layout_metadata",
+    "publish",
+    "read_common",
+    "read_index",
     "run_schedule",
     "setup",
     "sharded_state",
@@ -37,13 +49,19 @@ __all__ = [
 
 _HERE = "mindspeed_core.hosts.standalone."
 _MODULES = {
+    "COMMON_STATE": _HERE + "checkpoint.common_state:NAME",
+    "CheckpointIndex": _HERE + "checkpoint.index:Index",
     "MadeUpDataset": _HERE + "data.stages",
     "NullTokenizer": _HERE + "text.tokenizer",
     "Saver": _HERE + "checkpoint.save",
+    "ShardReader": _HERE + "checkpoint.shard_reader",
     "batch_at": _HERE + "arguments.run_length",
     "index_builders": _HERE + "data.python_helpers",
     "layout": _HERE + "checkpoint.content",
     "layout_metadata": _HERE + "checkpoint.content",
+    "publish": _HERE + "checkpoint.publish:.",
+    "read_common": _HERE + "checkpoint.common_state",
+    "read_index": _HERE + "checkpoint.index",
     "run_schedule": _HERE + "step",
     "setup": _HERE + "loop",
     "sharded_state": _HERE + "checkpoint.content",
@@ -55,4 +73,6 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    path, _, within = _MODULES[name].partition(":")
+    module = import_module(path)
+    return module if within == "." else getattr(module, within or name)

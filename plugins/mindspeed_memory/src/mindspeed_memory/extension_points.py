@@ -1,4 +1,4 @@
-"""Where other packages add to this one; no torch."""
+"""Extension points for other packages; no torch."""
 
 from __future__ import annotations
 

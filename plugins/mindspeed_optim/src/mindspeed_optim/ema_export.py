@@ -14,10 +14,14 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_conf
 from torch.distributed import checkpoint as dcp
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone.checkpoint import publish
-from mindspeed_core.hosts.standalone.checkpoint.common_state import NAME, read_common
-from mindspeed_core.hosts.standalone.checkpoint.index import Index, read_index
-from mindspeed_core.hosts.standalone.checkpoint.shard_reader import ShardReader
+from mindspeed_core.hosts.standalone.interface import (
+    COMMON_STATE,
+    CheckpointIndex,
+    ShardReader,
+    publish,
+    read_common,
+    read_index,
+)
 
 _AVERAGE = "optimizer.state.ema_params."
 _OF_THE_RUN = ("optimizer", "rng_state")
@@ -26,7 +30,7 @@ _OF_THE_RUN = ("optimizer", "rng_state")
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """Result of an export.
 
     Attributes:
         path: the new checkpoint.
@@ -84,7 +88,7 @@ def export_averages(source: Path, target: Path, step: int | None = None) -> Expo
 
 
 def _write(
-    directory: Path, index: Index, averages: set[str], temporary: Path, common: Mapping[str, Any]
+    directory: Path, index: CheckpointIndex, averages: set[str], temporary: Path, common: Mapping[str, Any]
 ) -> int:
     """Write tensors, objects and common state; return how many tensors are no averages."""
     reader, state = ShardReader(directory, index), {}
@@ -111,7 +115,7 @@ def _write(
             dcp.load(objects, storage_reader=reader, no_dist=True)
     with _without_groups():
         dcp.save({**state, **objects}, storage_writer=dcp.FileSystemWriter(temporary), no_dist=True)
-    torch.save(dict(common), temporary / NAME)
+    torch.save(dict(common), temporary / COMMON_STATE)
     save_config(CheckpointingConfig("torch_dist", 1), str(temporary))
     return len(of_the_model) - len(averages)
 

@@ -26,7 +26,7 @@ _LOST = 0xFFFF
 
 
 class Place(NamedTuple):
-    """Where a part of a parameter lies in the whole, all tensor-parallel ranks together.
+    """Place of a part of a parameter in the whole, all tensor-parallel ranks together.
 
     Attributes:
         start: first element in the flattened parameter of this tensor-parallel rank.

@@ -38,7 +38,7 @@ class CAdamOptimizer(Feature):
 
     name = NAME
     family = "optim"
-    summary = "Update parameters by the sign of one 16-bit moment: 2 bytes of state instead of 8"
+    summary = "Update by the sign of one 16-bit moment: 2 bytes of state instead of 8"
     stability = "prototype"
     flags = (
         Flag(

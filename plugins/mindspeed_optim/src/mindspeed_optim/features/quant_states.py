@@ -20,7 +20,7 @@ class QuantStates(Feature):
 
     name = NAME
     family = "optim"
-    summary = "Store Adam's moments in 8 bits (2 bytes a parameter instead of 8) or in bfloat16"
+    summary = "Store Adam's moments in 8 bits (2 bytes a parameter, not 8) or in bfloat16"
     stability = "prototype"
     flags = (
         Flag(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, Scenario, hookimpl
+from mindspeed_core.feature import Feature, Flag, Resume, Scenario, hookimpl
 
 _FLAG = "--log-step-breakdown"
 _TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
@@ -29,6 +29,9 @@ class StepBreakdown(Feature):
     verify = (
         Scenario("tp2-sp", flags=(*_TP2, _FLAG), baseline=_TP2, world_size=2, tolerance=0.0),
         Scenario("pp2", flags=(*_PP2, _FLAG), baseline=_PP2, world_size=2, tolerance=0.0),
+        Scenario(
+            "resume", flags=(*_TP2, _FLAG), world_size=2, resume=Resume(flags=(*_PP2, _FLAG), world_size=2)
+        ),
     )
 
     _clock: Any = None

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.feature import Feature, Flag, Scenario, hookimpl
+from mindspeed_core.feature import Feature, Flag, Resume, Scenario, hookimpl
 from mindspeed_profile.dump_options import read_options
 
 _FLAG = "--npu-datadump"
@@ -42,6 +42,13 @@ class DataDump(Feature):
         Scenario("single", flags=_PROOF, files=_FILES, tolerance=0.0),
         Scenario("tp2-sp", flags=(*_TP2, *_PROOF), baseline=_TP2, world_size=2, files=_FILES, tolerance=0.0),
         Scenario("pp2", flags=(*_PP2, *_PROOF), baseline=_PP2, world_size=2, files=_FILES, tolerance=0.0),
+        Scenario(
+            "resume",
+            flags=(*_TP2, *_PROOF),
+            world_size=2,
+            files=_FILES,
+            resume=Resume(flags=(*_PP2, *_PROOF), world_size=2),
+        ),
     )
 
     _dump: Any = None

@@ -6,13 +6,14 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Resume, Scenario, hookimpl
 from mindspeed_profile.features.profile import PROFILE_RANKS
 from mindspeed_profile.options import is_chosen, rank_problems
 
 _HISTORY, _PATH = "--record-memory-history", "--memory-snapshot-path"
 _INTERVAL, _USED = "--log-memory-interval", "--log-device-memory-used"
 _TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+_PP2 = ("--pipeline-model-parallel-size", "2")
 _HISTORY_PROOF = (_HISTORY, _PATH, "runs/memory-proof/snapshot.pickle", "--profile-ranks", "-1")
 _LOG_PROOF = (_INTERVAL, "1", _USED)
 
@@ -49,6 +50,12 @@ class MemoryHistory(Feature):
     verify = (
         Scenario("single", flags=_HISTORY_PROOF, tolerance=0.0),
         Scenario("tp2-sp", flags=(*_TP2, *_HISTORY_PROOF), baseline=_TP2, world_size=2, tolerance=0.0),
+        Scenario(
+            "resume",
+            flags=(*_TP2, *_HISTORY_PROOF),
+            world_size=2,
+            resume=Resume(flags=(*_PP2, *_HISTORY_PROOF), world_size=2),
+        ),
     )
 
     _history: Any = None
@@ -139,6 +146,12 @@ class MemoryLog(Feature):
     verify = (
         Scenario("single", flags=_LOG_PROOF, tolerance=0.0),
         Scenario("tp2-sp", flags=(*_TP2, *_LOG_PROOF), baseline=_TP2, world_size=2, tolerance=0.0),
+        Scenario(
+            "resume",
+            flags=(*_TP2, *_LOG_PROOF),
+            world_size=2,
+            resume=Resume(flags=(*_PP2, *_LOG_PROOF), world_size=2),
+        ),
     )
 
     @classmethod

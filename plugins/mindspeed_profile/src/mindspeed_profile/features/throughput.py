@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, Scenario, hookimpl
+from mindspeed_core.feature import Feature, Flag, Resume, Scenario, hookimpl
 
 MODES = MODEL, COUNTED, BOTH = ("model", "counted", "both")
 _FLAG, _MODE, _PEAK = "--op-cal-tflops", "--flops-mode", "--peak-tflops"
@@ -52,6 +52,12 @@ class CountedThroughput(Feature):
             baseline=(*_PP2, *_FULL),
             world_size=2,
             tolerance=0.0,
+        ),
+        Scenario(
+            "resume",
+            flags=(*_TP2, *_PROOF),
+            world_size=2,
+            resume=Resume(flags=(*_PP2, *_PROOF), world_size=2),
         ),
     )
 
