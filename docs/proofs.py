@@ -27,6 +27,8 @@ def identity(scenario: Scenario) -> dict[str, Any]:
     always = ("flags", "baseline", "world_size", "baseline_world_size", "steps", "tolerance")
     later = ("same_feature", "compare", "extra_losses", "extra_parameters", "files", "resume")
     declared = asdict(scenario)
+    if scenario.resume is not None and not scenario.resume.warning:
+        del declared["resume"]["warning"]
     # As it is read back; what a proof leaves alone does not count, so that old results stay valid.
     chosen = {name: declared[name] for name in (*always, *(name for name in later if declared[name]))}
     plain: dict[str, Any] = json.loads(json.dumps(chosen))

@@ -23,7 +23,7 @@ def measured(folder):
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("traces")
-    return folder, run_world("test_profile_features:measured", 2, str(folder))[0]
+    return folder, run_world("test_measurements:measured", 2, str(folder))[0]
 
 
 def test_the_losses_are_those_of_the_standalone_host(two):
