@@ -12,7 +12,9 @@ nox.options.sessions = ["tests", "lint", "typecheck"]
 nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).resolve().parent
-PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
+PLUGINS = sorted(
+    path.parent for path in (*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("plugins/*/pyproject.toml"))
+)
 EXAMPLE_PLUGINS = sorted(path.parent for path in ROOT.glob("examples/plugins/*/pyproject.toml"))
 TEST_PLUGINS = [
     *sorted(path.parent for path in ROOT.glob("tests/plugins/*/pyproject.toml")),
@@ -23,15 +25,15 @@ OF_THE_NEWEST = (
     # Pages and tables of flags describe the newest version.
     "tests/docs",
     "tests/core/test_flags.py::test_the_table_of_announced_flags_is_current_and_names_only_flags",
-    "tests/host/test_megatron_lm_flags.py",
-    "tests/host/test_config_flags.py",
+    "packages/mindspeed_train/tests/host/test_megatron_lm_flags.py",
+    "packages/mindspeed_train/tests/host/test_config_flags.py",
     # Options that 0.15 lacks or defines otherwise: l2 norm of query and key, predicted tokens, its timers.
-    "tests/host/test_model_arguments.py",
-    "tests/host/test_models.py",
-    "tests/host/test_flops.py",
-    "tests/host/test_monitoring.py::test_a_timer_counts_milliseconds_per_step_and_starts_again",
+    "packages/mindspeed_train/tests/host/test_model_arguments.py",
+    "packages/mindspeed_train/tests/host/test_models.py",
+    "packages/mindspeed_train/tests/host/test_flops.py",
+    "packages/mindspeed_train/tests/host/test_monitoring.py::test_a_timer_counts_milliseconds_per_step_and_starts_again",
     # Without TransformerEngine 0.15 cannot write the optimizer layout of these checkpoints.
-    "tests/host/test_checkpoint_megatron_lm.py",
+    "packages/mindspeed_train/tests/host/test_checkpoint_megatron_lm.py",
     # The gate of shared experts is a flag since 0.16.
     "plugins/mindspeed_moe/tests/test_gated_shared_experts.py",
     # Layer specifications name the router since 0.16.
@@ -51,7 +53,7 @@ OF_THE_NEWEST = (
     ),
     # 0.15 neither offloads parts of a layer nor splits long sequences alone.
     "plugins/mindspeed_pp/tests/test_pp_features.py::test_newer_schedules_of_megatron_core",
-    "tests/megatron/test_activation_offload.py",
+    "packages/mindspeed_megatron/tests/megatron/test_activation_offload.py",
     "plugins/mindspeed_memory/tests/test_memory_refusals.py::test_other_offloading_in_megatron_lm",
     "plugins/mindspeed_memory/tests/test_memory_refusals.py::test_what_drops_results_goes_with_offloading",
     # Sequences split over ranks shift predicted tokens in a function that gets the batch since 0.16.
@@ -60,15 +62,15 @@ OF_THE_NEWEST = (
     "plugins/mindspeed_cp/tests/test_split_models.py::test_predictions_of_further_tokens",
     # Cut over tensor-parallel ranks, gated layers start with other weights in 0.15.
     "plugins/mindspeed_cp/tests/test_checkpoints.py::test_attention_drops_the_same_weights_in_every_layout",
-    "tests/library/test_around_the_program.py::test_the_plain_script_trains_the_same_on_two_processes",
+    "packages/mindspeed_megatron/tests/library/test_around_the_program.py::test_the_plain_script_trains_the_same_on_two_processes",
     # The made-up Megatron-LM is that of core_v0.16.1.
-    "tests/megatron_lm_host/test_adapted",
+    "packages/mindspeed_megatron/tests/megatron_lm_host/test_adapted",
     "plugins/mindspeed_tune/tests/test_planned_commands.py::test_a_script_of_megatron_lm",
     # 0.15 cannot reduce the gradient of a weight that a recomputed layer reads beside its own.
-    "tests/megatron/test_parameter_gather.py::test_a_weight_that_is_read_outside_its_modules_call",
-    "tests/megatron/test_parameter_gather.py::test_waiting_",
+    "packages/mindspeed_megatron/tests/megatron/test_parameter_gather.py::test_a_weight_that_is_read_outside_its_modules_call",
+    "packages/mindspeed_megatron/tests/megatron/test_parameter_gather.py::test_waiting_",
     # Corrections of Megatron-FSDP are those of 0.16.
-    "tests/host/test_megatron_fsdp.py",
+    "packages/mindspeed_train/tests/host/test_megatron_fsdp.py",
 )
 """Tests that an older megatron-core is not held to."""
 TRITON = ("triton>=3.4; platform_system == 'Linux'",)

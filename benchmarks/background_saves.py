@@ -36,7 +36,7 @@ def measure(flags: Sequence[str], rounds: int, ranks: int) -> dict[str, float]:
 def train_and_save(flags: Sequence[str], rounds: int, folder: str) -> list[dict[str, float]]:
     """Return one record per round, of this rank."""
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_train import loop
 
     # The ranks of a world are daemons, which have no children of their own in `multiprocessing`.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
@@ -53,7 +53,7 @@ def _round(run: Any, number: int, folder: Path) -> dict[str, float]:
     import torch.distributed as dist
     from torch.distributed.checkpoint import async_save
 
-    from mindspeed_core.hosts.standalone.checkpoint.save import Saver
+    from mindspeed_train.checkpoint.save import Saver
 
     saver = run.session.state(Saver)
     record = {"plain_step": _steps(run, STEPS)}
@@ -98,7 +98,7 @@ def _copy(buffers: Sequence[Any], state: dict[str, Any]) -> None:
 
 def _steps(run: Any, count: int) -> float:
     """Train as the host's loop does; the mean of the steps."""
-    from mindspeed_core.hosts.standalone.checkpoint.save import Saver
+    from mindspeed_train.checkpoint.save import Saver
 
     began = time.perf_counter()
     for _ in range(count):
@@ -139,7 +139,7 @@ def _summary(ranks: Sequence[Sequence[dict[str, float]]]) -> dict[str, float]:
 
 def main() -> None:
     """Measure in this process; the last line is JSON."""
-    from mindspeed_core.testing.worlds import run_world
+    from mindspeed_testing.worlds import run_world
 
     rounds, ranks, *flags = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:

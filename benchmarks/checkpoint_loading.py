@@ -39,7 +39,7 @@ def prepare(folder: Path, size: int) -> None:
     """Write the checkpoint."""
     from torch.distributed import checkpoint as dcp
 
-    from mindspeed_core.hosts.standalone.checkpoint import index
+    from mindspeed_train.checkpoint import index
 
     dcp.save(tensors(size, empty=False), checkpoint_id=folder / "plain", no_dist=True)
     found = index.read_index(folder / "plain")
@@ -53,8 +53,8 @@ def load(folder: Path, reader: str, size: int) -> dict[str, float]:
     """Load it once in this process."""
     from torch.distributed import checkpoint as dcp
 
-    from mindspeed_core.hosts.standalone.checkpoint.index import read_index
-    from mindspeed_core.hosts.standalone.checkpoint.shard_reader import ShardReader
+    from mindspeed_train.checkpoint.index import read_index
+    from mindspeed_train.checkpoint.shard_reader import ShardReader
 
     target = tensors(size, empty=True)
     for tensor in target.values():

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.instruments.communication import count_communication
-from mindspeed_core.instruments.memory import TensorBytes
-from mindspeed_core.testing import run_world
+from mindspeed_core.platforms.memory import TensorBytes
 from mindspeed_cp.engine import counters
 from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.exchange import needed_rows
@@ -23,6 +21,8 @@ from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, Grid, balanced_layout, imbalance, layout_of
 from mindspeed_cp.engine.volume import Sizes, share_of
 from mindspeed_cp.options import CPOptions
+from mindspeed_megatron.instruments.communication import count_communication
+from mindspeed_testing import run_world
 
 LENGTH, HEADS, KEY_HEADS, WIDTH, BATCH = 512, 8, 2, 16, 2
 

@@ -22,11 +22,11 @@ from torch import Tensor
 from trainings import TakeTurns
 from turns import now, since
 
-from mindspeed_core.testing import run_world
 from mindspeed_cp.engine.attention import CallOptions, split_attention
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, Grid, layout_of
 from mindspeed_cp.options import CPOptions
+from mindspeed_testing import run_world
 
 LENGTH, HEADS, KEY_HEADS, WIDTH = 4096, 8, 2, 64
 SIDES = {"ring": Grid(2), "Ulysses": Grid(1, 2), "fetched keys": Grid(2, method=GATHER)}
@@ -128,7 +128,7 @@ TRAININGS = {
 def steps_on_one_rank(flags: list[str], steps: int) -> list[float]:
     """Wall seconds of every step but the first two."""
     from mindspeed_core.activation import prepare
-    from mindspeed_core.hosts.standalone.loop import train
+    from mindspeed_train.loop import train
 
     begun: list[float] = []
     plugin = TakeTurns(lambda: begun.append(time.perf_counter()))

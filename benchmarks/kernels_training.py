@@ -44,7 +44,7 @@ def seconds_per_step(steps: int, warmup: int) -> dict[str, dict[str, float]]:
 
 def peak_bytes(features: Sequence[str]) -> float:
     """Most tensor bytes alive during forward and backward of one step."""
-    from mindspeed_core.testing.training import train_side
+    from mindspeed_testing.training import train_side
 
     side = train_side([*MODEL, *features], 1, 1, gradients=False, measure=True, platform="cpu")
     return side.measures["peak_bytes"]

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from mindspeed_core.activation import activate
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.training import SideResult, train_side
-from mindspeed_core.testing.worlds import run_world
 from mindspeed_memory.saved.host_copy import HostCopy
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.training import SideResult, train_side
+from mindspeed_testing.worlds import run_world
+from mindspeed_train import loop
 
 LAYERS, TOKENS, HIDDEN, WIDTH, HEADS, GROUPS, BYTES = 4, 128, 128, 384, 8, 4, 4
 """Grouped-query attention and SwiGLU; float32, one micro-batch of one sample under way."""

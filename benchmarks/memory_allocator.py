@@ -13,7 +13,7 @@ from memory_optimizer import on_first_rank
 
 from mindspeed_core.activation import activate
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone import loop
+from mindspeed_train import loop
 from mindspeed_tune.allocator import estimate
 
 MODEL = "LLaMA2-7B"

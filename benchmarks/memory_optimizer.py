@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.testing.training import SideResult, train_side
-from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing.training import SideResult, train_side
+from mindspeed_testing.worlds import run_world
 
 _FORMULA, _EXTRA = 0.01, 0.01
 _LONGEST = 1800.0
@@ -158,8 +158,8 @@ def on_first_rank(function: Callable[[list[str]], Any], model: str, flags: Seque
 def planned(line: list[str]) -> dict[str, Any]:
     """Plan one rank for two steps."""
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+    from mindspeed_train import loop
+    from mindspeed_train.arguments.run_length import batch_at
 
     with activate(line, host="standalone") as session:
         run = loop.setup(session)
@@ -272,9 +272,9 @@ class Clock:
 def timed(flags: Sequence[str]) -> dict[str, Any]:
     """Train on one process; return the shortest update and the rest of its step, and bytes."""
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.instruments.kept_state import inner_optimizers, state_bytes
-    from mindspeed_core.testing.model_flags import training_flags
+    from mindspeed_megatron.instruments.kept_state import inner_optimizers, state_bytes
+    from mindspeed_testing.model_flags import training_flags
+    from mindspeed_train import loop
 
     clock = Clock()
     line = training_flags((*TIMED, *flags), _STEPS)

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from mindspeed_core.activation import activate
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_memory.policy.costs import NOTHING, WHOLE, Costs, Measured, plan_of_stage
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 _MIB, _GIB = 2**20, 2**30
 _SWITCH, _SIZE = "--adaptive-recompute-device-swap", "--adaptive-recompute-device-size"

@@ -19,14 +19,14 @@ import moe_kept
 import moe_layer
 from machine import write
 
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.training import SideResult, train_side
 from mindspeed_moe.expert_map.planning import (
     contiguous_placement,
     greedy_placement,
     rank_loads,
     rows_with_copies,
 )
+from mindspeed_testing import run_world
+from mindspeed_testing.training import SideResult, train_side
 
 LAYERS, HIDDEN, WIDTH, TOPK, EXPERTS, RANKS = 4, 256, 64, 8, 16, 2
 """Experts are a quarter as wide as hidden states, and each token goes to eight: about DeepSeek-V3's shape."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from mindspeed_core.instruments.virtual_clock import Exposed
+from mindspeed_megatron.instruments.virtual_clock import Exposed
 
 HIDDEN, WIDTH, SHARED, TOKENS, EXPERTS, TOPK = 64, 32, 64, 128, 8, 2
 MODEL = (
@@ -70,10 +70,10 @@ def clocked(flags: Sequence[str]) -> Clocked:
     from megatron.core.transformer.moe.router import TopKRouter
 
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.instruments.communication import Call, count_communication
-    from mindspeed_core.instruments.virtual_clock import on_a_clock
-    from mindspeed_core.testing.model_flags import training_flags
+    from mindspeed_megatron.instruments.communication import Call, count_communication
+    from mindspeed_megatron.instruments.virtual_clock import on_a_clock
+    from mindspeed_testing.model_flags import training_flags
+    from mindspeed_train import loop
 
     with (
         patch.object(TopKRouter, "forward", fixed_routes),

@@ -70,7 +70,7 @@ def train(flags: Sequence[str], folder: Path, steps: int, seed: int) -> list[flo
 
 def prepared(folder: Path) -> list[str]:
     """Write text and dataset, and return the flags that name them."""
-    from mindspeed_core.hosts.standalone.text.corpus import write_corpus
+    from mindspeed_train.text.corpus import write_corpus
 
     write_corpus(folder / "corpus")
     prefix = str(folder / "text")
@@ -107,7 +107,7 @@ def missed(results: Mapping[str, Any]) -> list[str]:
 
 def draw(losses: Mapping[str, Sequence[Sequence[float]]]) -> None:
     """Draw the mean over seeds of every rule, over windows of ten steps."""
-    from mindspeed_core.hosts.standalone.monitoring.curves import svg_curve
+    from mindspeed_train.monitoring.curves import svg_curve
 
     curves = {}
     for name, seeds in losses.items():

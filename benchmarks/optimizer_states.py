@@ -14,10 +14,10 @@ import torch
 from torch.utils._pytree import tree_iter
 
 from mindspeed_core.activation import activate
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.megatron.global_state import destroy_megatron_state
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.worlds import run_world
+from mindspeed_megatron.global_state import destroy_megatron_state
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.worlds import run_world
+from mindspeed_train import loop
 
 ODD = (
     *("--hidden-size", "60", "--ffn-hidden-size", "131", "--vocab-size", "127", "--num-layers", "3"),

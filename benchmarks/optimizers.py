@@ -17,8 +17,8 @@ import torch
 from torch.optim.adamw import adamw
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.testing.training import train_side
 from mindspeed_optim.rules.fused_adamw import FusedAdamW
+from mindspeed_testing.training import train_side
 
 SHARDS, ELEMENTS = 500, 4096
 """As many pieces of parameters as the distributed optimizer gives a rank of a large model."""

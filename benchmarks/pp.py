@@ -22,13 +22,13 @@ from typing import Any
 
 from machine import update
 
-from mindspeed_core.testing import run_world
 from mindspeed_pp.list_search import makespan, shortest_list
 from mindspeed_pp.microbatch_list import EXAMPLES
 from mindspeed_pp.registry import rule_named
 from mindspeed_pp.rule import Context
 from mindspeed_pp.schedules import BUILT_IN
 from mindspeed_pp.simulator import Costs, simulate
+from mindspeed_testing import run_world
 
 RANKS, MICROBATCHES = 4, 8
 PASS = 0.06
@@ -226,8 +226,8 @@ def timed_steps(sides: dict[str, tuple[str, ...]], steps: int) -> dict[str, list
     import torch.distributed as dist
 
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.testing.model_flags import training_flags
+    from mindspeed_testing.model_flags import training_flags
+    from mindspeed_train import loop
 
     found: dict[str, list[float]] = {name: [] for name in sides}
     for name, flags in sides.items():

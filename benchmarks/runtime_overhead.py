@@ -87,8 +87,8 @@ class BothInOne:
 def in_one_process(features: int, steps: int, pipe: Connection) -> None:
     """Train through the host with a number of no-op features; send the seconds of all turns."""
     from mindspeed_core.activation import prepare
-    from mindspeed_core.hosts.standalone.loop import train
     from mindspeed_core.registry import Registry
+    from mindspeed_train.loop import train
 
     flags = [*FLAGS, "--train-iters", str(steps), *(f"--noop-{index}" for index in range(features))]
     turns = BothInOne()

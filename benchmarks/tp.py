@@ -16,8 +16,8 @@ from typing import Any
 import tp_exact
 from machine import write
 
-from mindspeed_core.testing.training import SideResult, train_side
-from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing.training import SideResult, train_side
+from mindspeed_testing.worlds import run_world
 from mindspeed_tp.volume import LayerShape, one_dimensional, table
 
 MODEL = (

@@ -58,9 +58,9 @@ class Counted:
 def counted(flags: tuple[str, ...], *, steps: int = 1) -> Counted:
     """Train some steps, and count what the last one communicates."""
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.instruments.communication import count_communication
-    from mindspeed_core.testing.model_flags import training_flags
+    from mindspeed_megatron.instruments.communication import count_communication
+    from mindspeed_testing.model_flags import training_flags
+    from mindspeed_train import loop
 
     found = Counted()
     with activate(training_flags(flags, steps), host="standalone") as session:
@@ -181,8 +181,8 @@ def clocked_products(parts: tuple[int, ...] = (1, 2, 4, 8)) -> dict[tuple[str, i
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
     import mindspeed_core
-    from mindspeed_core.instruments.communication import count_communication
-    from mindspeed_core.instruments.virtual_clock import on_a_clock
+    from mindspeed_megatron.instruments.communication import count_communication
+    from mindspeed_megatron.instruments.virtual_clock import on_a_clock
     from mindspeed_tp.linears import PlannedColumn, PlannedRow
     from mindspeed_tp.plan import Execution, LinearPlan
 
@@ -233,7 +233,7 @@ def head_peaks(chunks: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[int, dict[int, i
     import torch
     import torch.distributed as dist
 
-    from mindspeed_core.instruments.memory import TensorBytes
+    from mindspeed_core.platforms.memory import TensorBytes
     from mindspeed_tp.chunked_loss import ChunkedLoss, LossPlan
 
     s, b, h, v = 256, 2, 16, 2048
@@ -255,9 +255,9 @@ def head_peaks(chunks: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[int, dict[int, i
 def report_calls(*flags: str) -> dict[str, Any]:
     """Return the collectives of a step whose losses nobody has read yet."""
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.instruments.communication import count_communication
-    from mindspeed_core.testing.model_flags import training_flags
+    from mindspeed_megatron.instruments.communication import count_communication
+    from mindspeed_testing.model_flags import training_flags
+    from mindspeed_train import loop
 
     with activate(training_flags(flags, 2), host="standalone") as session:
         run = loop.setup(session)
@@ -283,10 +283,10 @@ def report_calls(*flags: str) -> dict[str, Any]:
 def gathers(size: int) -> tuple[int, int]:
     """Return how many gathers a distributed optimizer's state takes in slices, and what the formula says."""
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.instruments.communication import count_communication
-    from mindspeed_core.testing.model_flags import training_flags
+    from mindspeed_megatron.instruments.communication import count_communication
+    from mindspeed_testing.model_flags import training_flags
     from mindspeed_tp.gathered_state import slices
+    from mindspeed_train import loop
 
     flags = ("--use-distributed-optimizer", "--disable-gloo-group", "--hccl-slice-size", str(size))
     with activate(training_flags(flags, 1), host="standalone") as session:

@@ -31,7 +31,7 @@ class TakeTurns:
 def by_host(turns: Turns, steps: int, given: Sequence[str]) -> None:
     """Train through the host; a turn is one whole iteration of its loop, logging included."""
     from mindspeed_core.activation import prepare
-    from mindspeed_core.hosts.standalone.loop import train
+    from mindspeed_train.loop import train
 
     with tempfile.TemporaryDirectory() as folder:
         flags = [*given, "--train-iters", str(steps), "--run-dir", folder]
@@ -44,7 +44,7 @@ def by_host(turns: Turns, steps: int, given: Sequence[str]) -> None:
 def by_hand(turns: Turns, steps: int, given: Sequence[str]) -> None:
     """Train with megatron-core's parts called directly: what one would write without a framework."""
     from mindspeed_core.activation import prepare
-    from mindspeed_core.hosts.standalone.loop import setup, teardown
+    from mindspeed_train.loop import setup, teardown
 
     # The session supplies the cpu platform and builds the parts; no stage is called after that.
     with (

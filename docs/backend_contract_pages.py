@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tables import code, codes, table
 
-from mindspeed_core.backend_contracts.contract import BackendContract
-from mindspeed_core.backend_contracts.hccl import HCCL
-from mindspeed_core.backend_contracts.nccl import NCCL
+from mindspeed_megatron.backend_contracts.contract import BackendContract
+from mindspeed_megatron.backend_contracts.hccl import HCCL
+from mindspeed_megatron.backend_contracts.nccl import NCCL
 
 INTRODUCTION = (
     "# Rules of communication backends",

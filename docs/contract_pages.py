@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tables import code, codes, table
 
-from mindspeed_core.platforms.torch_npu_uses import api_uses
+from mindspeed_megatron.devices.torch_npu_uses import api_uses
 from mindspeed_testing.npu.contracts import UNUSED, read_record
 from mindspeed_testing.npu.kernels import all_kernels
 from mindspeed_testing.npu.kernels.contract import SOCS, Kernel, Rule, Source
@@ -79,7 +79,7 @@ def _unused() -> str:
 
 def _places() -> dict[str, list[str]]:
     """The files that use each name, relative to the repository."""
-    folders = [ROOT / "mindspeed_core", *sorted(ROOT.glob("plugins/*/src"))]
+    folders = [ROOT / "mindspeed_core", *sorted((*ROOT.glob("packages/*/src"), *ROOT.glob("plugins/*/src")))]
     found: dict[str, set[str]] = defaultdict(set)
     for use in api_uses(folders):
         if "mindspeed_testing" not in use.path.parts:

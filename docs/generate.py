@@ -30,15 +30,6 @@ from proof_pages import scenarios_page
 from tables import code, codes, flag_table, table
 
 from mindspeed_core import __version__
-from mindspeed_core.cli.doctor.supported_versions import (
-    NPU_CANN,
-    NPU_PYTHON,
-    NPU_WITHOUT_CANN,
-    PYTHON,
-    TABLE,
-    TRIALS,
-    same_release,
-)
 from mindspeed_core.discovery.entry_points import FEATURES as FEATURE_GROUP
 from mindspeed_core.discovery.entry_points import HOSTS, PLATFORMS, Source, sources
 from mindspeed_core.discovery.installed import installed_version
@@ -48,7 +39,17 @@ from mindspeed_core.feature import PROJECT, Patch
 from mindspeed_core.flags.core import CORE_OWNER
 from mindspeed_core.flags.flag_set import FlagEntry, flag_set
 from mindspeed_core.hooks import API_VERSION, STAGE_MODULES
-from mindspeed_core.hosts.megatron_lm.patch_table import (
+from mindspeed_core.registry import Registry
+from mindspeed_megatron.doctor.supported_versions import (
+    NPU_CANN,
+    NPU_PYTHON,
+    NPU_WITHOUT_CANN,
+    PYTHON,
+    TABLE,
+    TRIALS,
+    same_release,
+)
+from mindspeed_megatron.hosts.megatron_lm.patch_table import (
     ARGUMENT,
     ARGUMENTS,
     ENTRIES,
@@ -60,10 +61,9 @@ from mindspeed_core.hosts.megatron_lm.patch_table import (
     STARTUP,
     STARTUPS,
 )
-from mindspeed_core.hosts.standalone.arguments import megatron_lm_answers
-from mindspeed_core.megatron import megatron_lm_flags
-from mindspeed_core.registry import Registry
-from mindspeed_core.upstream.verdicts import NOTED, REFUSED, TRANSLATED, USED
+from mindspeed_megatron.upstream import megatron_lm_flags
+from mindspeed_megatron.upstream.verdicts import NOTED, REFUSED, TRANSLATED, USED
+from mindspeed_train.arguments import megatron_lm_answers
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -78,7 +78,10 @@ def tree_registry() -> Registry:
     Raises:
         SystemExit: a plugin of the repository is not installed, or broken.
     """
-    plugins = {path.parent.name.replace("_", "-") for path in ROOT.glob("plugins/*/pyproject.toml")}
+    plugins = {
+        path.parent.name.replace("_", "-")
+        for path in (*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("plugins/*/pyproject.toml"))
+    }
 
     def ours(group: str) -> list[Source]:
         return [source for source in sources(group) if source.dist in {"mindspeed-core", *plugins}]
@@ -100,7 +103,8 @@ def stage_defaults(registry: Registry) -> dict[str, Path]:
     """The file that holds the host's default of each stage, found without importing it."""
     found: dict[str, Path] = {}
     for module in registry.host(HOST).stages:
-        path = ROOT / (module.replace(".", "/") + ".py")
+        file = module.replace(".", "/") + ".py"
+        path = next(root / file for root in (ROOT, *ROOT.glob("packages/*/src")) if (root / file).is_file())
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and any(
                 "hookimpl" in ast.unparse(decorator) for decorator in node.decorator_list

@@ -2,7 +2,7 @@
 
 ``mindspeed.json`` holds facts: which option strings its release branches define. Where a flag is found
 here follows from the declarations of this repository, from the announced packages, and from the table of
-verdicts in `mindspeed_core.upstream`.
+verdicts in `mindspeed_megatron.upstream`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tables import code, table
 from mindspeed_core.flags.announced import flag_owners
 from mindspeed_core.flags.core import CORE_OWNER
 from mindspeed_core.flags.flag_set import flag_set
-from mindspeed_core.hosts.standalone.arguments import megatron_lm_answers
 from mindspeed_core.registry import Registry
-from mindspeed_core.upstream.verdicts import NOTED, REFUSED, TRANSLATED, USED
+from mindspeed_megatron.upstream.verdicts import NOTED, REFUSED, TRANSLATED, USED
+from mindspeed_train.arguments import megatron_lm_answers
 
 FACTS = Path(__file__).with_name("mindspeed.json")
 ANNOUNCED = "announced"

@@ -11,7 +11,7 @@ from tables import code, table
 
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
-from mindspeed_core.testing.model_flags import SMALL_GPT
+from mindspeed_testing.model_flags import SMALL_GPT
 
 HOST = "standalone"
 
@@ -54,7 +54,7 @@ def pairs() -> list[tuple[str, str]]:
 
 def small_gpt_prose() -> list[str]:
     """The text below ``SMALL_GPT`` in its module."""
-    path = ROOT / "mindspeed_core" / "testing" / "model_flags.py"
+    path = ROOT / "plugins" / "mindspeed_testing" / "src" / "mindspeed_testing" / "model_flags.py"
     body = ast.parse(path.read_text(encoding="utf-8")).body
     (text,) = (
         following.value.value

@@ -20,12 +20,12 @@ from unittest.mock import patch
 
 from generate import tree_registry
 
-from mindspeed_core.cli.doctor import checks
 from mindspeed_core.cli.features import main as features
-from mindspeed_core.cli.train import main as train
 from mindspeed_core.discovery.entry_points import Installed, Source
 from mindspeed_core.platforms.platform import Availability
 from mindspeed_core.registry import Registry
+from mindspeed_megatron.doctor import checks
+from mindspeed_train.program import main as train
 
 FOLDER = Path(__file__).resolve().parent / "screens"
 WIDTHS = (80, 120)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.moved import bridge_moved_modules
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -42,16 +44,16 @@ if TYPE_CHECKING:
     )
     from mindspeed_core.hooks import DONE
     from mindspeed_core.layer_spec import SpecEditor
-    from mindspeed_core.megatron.described_optimizer import DescribedOptimizer
-    from mindspeed_core.megatron.inner_optimizer import put_inside
-    from mindspeed_core.megatron.lr_schedule import SchedulePoint, follow_schedule
-    from mindspeed_core.megatron.parameter_parts import Holding, ParameterPart
     from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.registry import Registry
     from mindspeed_core.resolver.plan import Plan, PlanError
     from mindspeed_core.run import Batch, BoundarySchema, Datasets, Loss, Run, StepResult, TensorSpec
     from mindspeed_core.session import Session
     from mindspeed_core.validation import Checked, check
+    from mindspeed_megatron.described_optimizer import DescribedOptimizer
+    from mindspeed_megatron.inner_optimizer import put_inside
+    from mindspeed_megatron.lr_schedule import SchedulePoint, follow_schedule
+    from mindspeed_megatron.parameter_parts import Holding, ParameterPart
 
 _MODULES = {
     "activation": "activate prepare",
@@ -64,9 +66,6 @@ _MODULES = {
     ),
     "hooks": "DONE",
     "layer_spec": "SpecEditor",
-    "megatron.described_optimizer": "DescribedOptimizer",
-    "megatron.inner_optimizer": "put_inside",
-    "megatron.lr_schedule": "SchedulePoint follow_schedule",
     "megatron.parameter_parts": "Holding ParameterPart",
     "platforms.platform": "Platform",
     "registry": "Registry",
@@ -75,7 +74,10 @@ _MODULES = {
     "session": "Session",
     "validation": "Checked check",
 }
+_PARTS = ("DescribedOptimizer", "SchedulePoint", "follow_schedule", "put_inside")
+"""Names that mindspeed-megatron supplies, see `mindspeed_core.discovery.parts`."""
 _PUBLIC = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}
+_PUBLIC |= dict.fromkeys(_PARTS, f"{__name__}.discovery.parts")
 
 __all__ = [
     "DONE",
@@ -132,6 +134,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _PARTS:
+        from mindspeed_core.discovery.parts import part
+
+        return part(name)
     from importlib import import_module
 
     return getattr(import_module(_PUBLIC[name]), name)
@@ -139,3 +145,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_PUBLIC])
+
+
+bridge_moved_modules()

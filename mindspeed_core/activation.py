@@ -22,8 +22,8 @@ from mindspeed_core.resolver.plan import Plan, PlanError, Problem
 from mindspeed_core.resolver.resolve import resolve
 
 if TYPE_CHECKING:
+    from mindspeed_core.flags.notes import FlagNote
     from mindspeed_core.session import Session
-    from mindspeed_core.upstream.notes import FlagNote
 
 Flags = Mapping[str, Any] | Sequence[str] | Namespace
 
@@ -72,8 +72,9 @@ def _described(
     """Fill in what the configurations say where no flag does."""
     if not configs:
         return parsed
-    from mindspeed_core.megatron.config_arguments import described, unset
+    from mindspeed_core.discovery.parts import part
 
+    described, unset = part("described_by_configs"), part("unset_by_configs")
     args, provenance = Namespace(**vars(parsed.args)), dict(parsed.provenance)
     problems = list(parsed.problems)
     said = described(configs)
@@ -185,8 +186,8 @@ def prepare(
             dashes, to values (an unknown name is an error); or a namespace, of which only our attributes are
             read.
         host: name of the host: ``library`` for a training loop of your own, whose functions the session then
-            has (`mindspeed_core.hosts.library.session.LibrarySession`); ``standalone`` for the one that is
-            here.
+            has (`mindspeed_megatron.hosts.library.session.LibrarySession`); ``standalone`` for the one
+            of mindspeed-train.
         platform: name of the platform; by default what ``--platform`` says, which is ``auto``.
         mode: ``train`` or ``inference``.
         registry: what is installed; read from the environment by default.

@@ -305,7 +305,7 @@ class Gain:
         measure: ``"peak_bytes"`` (tensor bytes alive during forward and backward), ``"forward_bytes"`` (most
             of them alive right after a forward pass), ``"host_bytes"`` (buffers for copies to the device),
             ``"sent_bytes"``, ``"collective_calls"``, ``"step_seconds"``, others of
-            `mindspeed_core.testing.training.SideResult`, or a key of ``run.metrics``.
+            `mindspeed_testing.training.SideResult`, or a key of ``run.metrics``.
         at_most: upper bound of the ratio feature / baseline.
         exactly: the value with the feature; the baseline needs none.
         less: by how much the value is smaller than the baseline's, exactly.

@@ -42,8 +42,8 @@ from mindspeed_core.platforms.platform import Platform
 
 if TYPE_CHECKING:
     from mindspeed_core.flags.entries import ParsedArguments
+    from mindspeed_core.flags.notes import FlagNote
     from mindspeed_core.resolver.plan import Plan
-    from mindspeed_core.upstream.notes import FlagNote
 
 __all__ = ["BrokenPlugin", "FeatureRecord", "Registry", "RegistryError"]
 

@@ -442,6 +442,6 @@ class Run:
                 session), or parameters are never complete between steps
                 (``--reuse-grad-buf-for-mxfp8-param-ag``).
         """
-        from mindspeed_core.megatron.parameter_gather import complete_parameters
+        from mindspeed_core.discovery.parts import part
 
-        complete_parameters(self.model, self.optimizer)
+        part("complete_parameters")(self.model, self.optimizer)

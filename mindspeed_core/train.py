@@ -7,7 +7,7 @@ import sys
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Before the first import of ours; see `mindspeed_core.terminal.interrupts`.
+        # Before the first import of ours; see `mindspeed_train.interrupts`.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from importlib.metadata import entry_points
 

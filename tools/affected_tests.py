@@ -1,7 +1,7 @@
 """Print the test files that a change can touch: ``python tools/affected_tests.py [BASE]``.
 
 A test file is chosen when it changed itself, or when a changed module is among what it imports, directly or
-through modules of this repository. Names in text count as imports (``"mindspeed_core.megatron.layers"``,
+through modules of this repository. Names in text count as imports (``"mindspeed_megatron.layers"``,
 ``"module:attribute"``), so that stages, worlds and targets of patches are followed; so do names of hosts.
 Features are not followed from their flags: a plugin's change runs the tests that import the plugin.
 """
@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EVERYTHING = ("pyproject.toml", "noxfile.py", "constraints.txt", "conftest.py")
 """Files of the root whose change can touch every test."""
 HOSTS = {
-    "standalone": "mindspeed_core.hosts.standalone",
-    "library": "mindspeed_core.hosts.library",
-    "megatron-lm": "mindspeed_core.hosts.megatron_lm",
+    "standalone": "mindspeed_train",
+    "library": "mindspeed_megatron.hosts.library",
+    "megatron-lm": "mindspeed_megatron.hosts.megatron_lm",
 }
 """Entry points that are named by a word, and their packages."""
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:[.:][A-Za-z_]\w*)+")

@@ -2,7 +2,7 @@
 
 ``python tools/megatron_lm_flags.py CHECKOUT VERSION`` builds the checkout's argument parser and records facts
 alone: option strings, destination, type, number of values, default, choices. The result is
-``mindspeed_core/megatron/megatron_lm_flags.json``.
+``packages/mindspeed_megatron/src/mindspeed_megatron/upstream/megatron_lm_flags.json``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-TARGET = Path(__file__).resolve().parent.parent / "mindspeed_core" / "megatron" / "megatron_lm_flags.json"
+TARGET = (
+    Path(__file__).resolve().parent.parent
+    / "packages"
+    / "mindspeed_megatron"
+    / "src"
+    / "mindspeed_megatron"
+    / "upstream"
+    / "megatron_lm_flags.json"
+)
 
 
 class Absent:

@@ -21,7 +21,7 @@ from pathlib import Path
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from mindspeed_core.platforms.torch_npu_uses import api_uses
+from mindspeed_megatron.devices.torch_npu_uses import api_uses
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "plugins/mindspeed_testing/src/mindspeed_testing/npu/builds.json"
@@ -33,7 +33,11 @@ ANY = ["*"]
 
 def used_names() -> list[str]:
     """Return every name of torch_npu that the core or a plugin for users mentions."""
-    plugins = [path for path in ROOT.glob("plugins/*/src/*") if path.name != "mindspeed_testing"]
+    plugins = [
+        path
+        for path in (*ROOT.glob("packages/*/src/*"), *ROOT.glob("plugins/*/src/*"))
+        if path.name != "mindspeed_testing"
+    ]
     return sorted({use.name for use in api_uses((ROOT / "mindspeed_core", *plugins))})
 
 

@@ -25,7 +25,13 @@ BENCHMARKS = ROOT / "benchmarks"
 
 def projects() -> list[Path]:
     """Return the folders of the core and of every plugin."""
-    return [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+    return [
+        ROOT,
+        *sorted(
+            path.parent
+            for path in (*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("plugins/*/pyproject.toml"))
+        ),
+    ]
 
 
 def write_metadata(project: Path, folder: Path) -> Path:

@@ -17,11 +17,11 @@ from mindspeed_core.activation import activate
 from mindspeed_core.errors import UserError
 from mindspeed_core.platforms.platform import Platform
 from mindspeed_core.registry import Registry
-from mindspeed_core.testing.compare import compare_tensors
-from mindspeed_core.testing.compare_sides import compare_sides
-from mindspeed_core.testing.leak_check import ProcessState
-from mindspeed_core.testing.training import train_side
-from mindspeed_core.testing.verify import assert_equivalent
+from mindspeed_testing.compare import compare_tensors
+from mindspeed_testing.compare_sides import compare_sides
+from mindspeed_testing.leak_check import ProcessState
+from mindspeed_testing.training import train_side
+from mindspeed_testing.verify import assert_equivalent
 
 _MIB = 2**20
 _SECONDS = 60.0

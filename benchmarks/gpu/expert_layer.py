@@ -105,8 +105,8 @@ def of_this_repository(
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.testing.model_flags import training_flags
+    from mindspeed_testing.model_flags import training_flags
+    from mindspeed_train import loop
 
     command = ["--platform", platform, *training_flags((*sizes.flags(), *flags), 1)]
     session = stack.enter_context(activate(command, host="standalone"))

@@ -8,7 +8,7 @@ from report import Report
 
 from mindspeed_core.feature import Feature, Scenario
 from mindspeed_core.registry import Registry
-from mindspeed_core.testing.verify import Verdict, assert_equivalent, verify
+from mindspeed_testing.verify import Verdict, assert_equivalent, verify
 
 _DISTRIBUTIONS = (
     "mindspeed-kernels",

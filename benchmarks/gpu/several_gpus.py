@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from report import Report
 
-from mindspeed_core.testing.training import train_side
-from mindspeed_core.testing.verify import assert_equivalent
+from mindspeed_testing.training import train_side
+from mindspeed_testing.verify import assert_equivalent
 
 _TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 _PP2 = ("--pipeline-model-parallel-size", "2")

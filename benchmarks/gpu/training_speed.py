@@ -189,7 +189,7 @@ def by_hand(side: str, clock: Clock, *, smoke: bool) -> tuple[Any, list[float]]:
     from trainings import hand_written_step
 
     from mindspeed_core.activation import prepare
-    from mindspeed_core.hosts.standalone.loop import setup, teardown
+    from mindspeed_train.loop import setup, teardown
 
     with prepare(flags_for(side, smoke=smoke), host="standalone") as session:
         run = setup(session)
@@ -214,7 +214,7 @@ def by_host(side: str, clock: Clock, *, smoke: bool) -> tuple[Any, list[float]]:
     """Train with the host's loop, its logging included."""
     from mindspeed_core.activation import prepare
     from mindspeed_core.feature import hookimpl
-    from mindspeed_core.hosts.standalone.loop import train
+    from mindspeed_train.loop import train
 
     class Ticks:
         """Outermost wrapper of the step: a step lasts until the next one begins."""
@@ -246,8 +246,8 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
-    from mindspeed_core.instruments.device_peak import peak_tflops
-    from mindspeed_core.megatron.flops import count_flops
+    from mindspeed_megatron.flops import count_flops
+    from mindspeed_megatron.instruments.device_peak import peak_tflops
 
     steps = _SMOKE_STEPS if options.smoke else _STEPS
     clock = Clock(_SMOKE_WARMUP if options.smoke else _WARMUP, steps)

@@ -155,7 +155,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def package_entries() -> Iterator[dict[str, Any]]:
     """One section for each plugin: its page, then those of its features."""
-    for readme in sorted(ROOT.glob("plugins/*/README.md")):
+    for readme in sorted((*ROOT.glob("packages/*/README.md"), *ROOT.glob("plugins/*/README.md"))):
         package = readme.parent.name.replace("_", "-")
         pages = sorted(path for path in feature_texts() if f"/{package}/" in path)
         entries = [{posixpath.basename(page)[:-3]: page.removeprefix("docs/")} for page in pages]
@@ -170,7 +170,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         _places.add(f"docs/{file.src_uri}", file.src_uri)
     for path, uri in ROOT_PAGES.items():
         _add(files, config, path, uri)
-    for readme in ROOT.glob("plugins/*/README.md"):
+    for readme in (*ROOT.glob("packages/*/README.md"), *ROOT.glob("plugins/*/README.md")):
         package = readme.parent.name.replace("_", "-")
         _add(files, config, readme.relative_to(ROOT).as_posix(), f"packages/{package}.md")
     for page in feature_texts():

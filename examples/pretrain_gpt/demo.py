@@ -46,7 +46,7 @@ def main() -> int:
     print("Pretrain a small GPT on real English text, stop halfway, resume, and let it write.")
     print(f"Two processes on this machine, {options.steps} steps, everything in {out}.")
     say(1, "Collect text", "documentation topics and docstrings of this Python installation")
-    from mindspeed_core.hosts.standalone.text.corpus import write_corpus
+    from mindspeed_train.text.corpus import write_corpus
 
     documents, size = write_corpus(out / "corpus")
     print(f"   {documents:,} documents, {size / 2**20:.1f} MiB in {out / 'corpus'}")
@@ -82,9 +82,9 @@ def main() -> int:
     )  # fmt: skip
 
     say(7, "Result", "the loss on text that the model has not seen, against a model of single tokens")
-    from mindspeed_core.hosts.standalone.monitoring.curves import draw_loss_curve
-    from mindspeed_core.hosts.standalone.monitoring.records import read_metrics
-    from mindspeed_core.hosts.standalone.text.prepare import unigram_entropy
+    from mindspeed_train.monitoring.curves import draw_loss_curve
+    from mindspeed_train.monitoring.records import read_metrics
+    from mindspeed_train.text.prepare import unigram_entropy
 
     entropy = unigram_entropy(out / "text")
     history = read_metrics(out / "run" / "metrics.jsonl")

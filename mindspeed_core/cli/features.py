@@ -27,12 +27,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Show what one feature does, its flags, its conditions.",
     ),
     "plan": ("mindspeed_core.cli.plan_command", "Say what a command line would switch on, and why."),
-    "migrate": ("mindspeed_core.cli.migrate_command", "Say what becomes of a launch script, flag by flag."),
+    "migrate": ("mindspeed-megatron", "Say what becomes of a launch script, flag by flag."),
     "patches": ("mindspeed_core.cli.patches_command", "List patched symbols: by whom and why."),
     "graph": ("mindspeed_core.cli.graph_command", "Draw how features depend on each other."),
-    "doctor": ("mindspeed_core.cli.doctor.command", "Check versions, devices and common mistakes."),
-    "verify": ("mindspeed_core.cli.verify_command", "Prove features on this machine."),
-    "new": ("mindspeed_core.cli.new_command", "Start a plugin of your own that works as it comes."),
+    "doctor": ("mindspeed-megatron", "Check versions, devices and common mistakes."),
+    "verify": ("mindspeed-testing", "Prove features on this machine."),
+    "new": ("mindspeed-testing", "Start a plugin of your own that works as it comes."),
     "completion": ("mindspeed_core.cli.completion_command", "Print the completion script of a shell."),
 }
 """Sub-command: its module, or the distribution that brings it, and its line in ``--help``."""

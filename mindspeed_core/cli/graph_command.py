@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import click
 
-from mindspeed_core.cli.feature_names import find_feature
 from mindspeed_core.feature import Feature
+from mindspeed_core.terminal.feature_names import find_feature
 from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_rows
 from mindspeed_core.terminal.training_flags import (

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindspeed_core.cli.feature_names import complete_features, find_feature
 from mindspeed_core.cli.feature_states import STATE_STYLES, state_here
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.installed import package_file
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Requirement, Scenario
 from mindspeed_core.flags.help import placeholder
+from mindspeed_core.terminal.feature_names import complete_features, find_feature
 from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.listing import (
     Cell,

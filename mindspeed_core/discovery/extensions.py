@@ -101,7 +101,17 @@ def installed_extensions(point: ExtensionPoint) -> Extensions:
     return Extensions(point)
 
 
+BROUGHT_BY = {
+    "standalone": "mindspeed-train",
+    **dict.fromkeys(
+        ("cuda", "npu", "fake", "fake-cuda", "fake-npu", "library", "megatron-lm"), "mindspeed-megatron"
+    ),
+}
+"""Hosts and platforms of this project, and their distributions: data for a message."""
+
+
 def not_installed(kind: str, name: str, installed: Iterable[str]) -> str:
     """Compose the message about something that is not installed, with what is and what may be meant."""
     known = sorted(installed)
-    return f"{kind} {name!r} is not installed (installed: {', '.join(known) or 'none'}){guess(name, known)}"
+    way_out = f"; pip install {BROUGHT_BY[name]}" if name in BROUGHT_BY else guess(name, known)
+    return f"{kind} {name!r} is not installed (installed: {', '.join(known) or 'none'}){way_out}"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mindspeed_core.feature import Flag
+from mindspeed_core.flags.notes import FlagNote
 from mindspeed_core.resolver.plan import HeldBack, Problem
-from mindspeed_core.upstream.notes import FlagNote
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.discovery.entry_points import describe
 from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.discovery.parts import part_if_installed
 from mindspeed_core.feature import Flag
 from mindspeed_core.flags.core import CORE_FLAGS, CORE_OWNER, IGNORE_UNKNOWN
 from mindspeed_core.flags.entries import Adoption, FlagEntry, ParsedArguments
+from mindspeed_core.flags.given import Given
 from mindspeed_core.flags.help import help_text, placeholder
+from mindspeed_core.flags.notes import FlagNote
 from mindspeed_core.flags.presets import DEFAULT, apply_adopted_defaults, apply_presets
 from mindspeed_core.flags.unknown import NO_SUCH_FLAG, bad_choice, unknown_flag
 from mindspeed_core.flags.values import (
@@ -39,9 +42,6 @@ from mindspeed_core.flags.values import (
     way_out,
 )
 from mindspeed_core.resolver.plan import Problem
-from mindspeed_core.upstream.given import Given
-from mindspeed_core.upstream.notes import FlagNote
-from mindspeed_core.upstream.reading import read
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import FeatureRecord, Registry
@@ -228,6 +228,9 @@ class FlagSet:
 
     def _read(self, given: Sequence[Given], reading: _Reading) -> list[Given]:
         """Return the flags to take: translated from other spellings, without those that change nothing."""
+        read = part_if_installed("read_upstream_flags")
+        if read is None:
+            return list(given)
         found = read(given, self.__contains__, self._accepts, self._is_broken)
         reading.notes += found.notes
         reading.problems += found.problems

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.discovery.parts import part_if_installed
 from mindspeed_core.feature import Flag
 from mindspeed_core.flags.announced import choice_owners, flag_owners
+from mindspeed_core.flags.notes import LEAVE_OUT
 from mindspeed_core.flags.values import SHOWN, bad_value, shown_option
 from mindspeed_core.resolver.plan import Problem
-from mindspeed_core.upstream.refused import LEAVE_OUT
-from mindspeed_core.upstream.table import refusal_of
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
@@ -23,7 +23,8 @@ def unknown_flag(option: str, known: Iterable[str], registry: Registry | None, h
     """Return the problem of an option string nobody defines: who owns it, or what was meant."""
     shown = shown_option(option)
     owner = flag_owners().get(option, "")
-    refusal = refusal_of(option)
+    refusal_of = part_if_installed("refusal_of_upstream_flag")
+    refusal = None if refusal_of is None else refusal_of(option)
     said = registry.why_absent(host, option) if registry is not None and host else ""
     if registry is not None:
         record = registry.broken_flags.get(option)

@@ -50,7 +50,7 @@ def model_state(
     leave entries out, or change the ``key`` of a ``ShardedTensor`` to the name that the weight has in foreign
     checkpoints. Weights that are trained cannot be left out. After a load, weights that were left out must
     have come from another source, or have been counted with
-    ``mindspeed_core.megatron.model_state.count_as_loaded``.
+    ``mindspeed_megatron.model_state.count_as_loaded``.
 
     Args:
         source: None for the run's own checkpoints, to save and to load; otherwise the folder that
@@ -97,7 +97,7 @@ def checkpoint_state(session: Session, run: Run) -> Mapping[str, Any] | Any:
     ``{"my-feature": {"ema": ShardedTensor(...), "updates": 7}}``. Tensors that exist once per logical object
     are ``ShardedTensor`` with global shape and offset, so that any other layout can load them; plain values
     must be the same on every rank. Tensors that are shaped like parameters are described by
-    `mindspeed_core.megatron.feature_state.like_parameters`.
+    `mindspeed_megatron.feature_state.like_parameters`.
 
     In the checkpoint a shard's key is ``features.NAME.KEY``. Every host adds this prefix when it saves and
     looks for it when it loads; a feature's own keys are without it.

@@ -89,5 +89,5 @@ def optimizer_step(session: Session, run: Run) -> OptimizerStep | Any:
     A wrapper may move parameters or optimizer shards between ranks after the update. Before its ``yield`` the
     gradients are finished and the parameters are those of the step; a wrapper that reads parameters after it
     calls ``run.complete_parameters()`` first, since ``--overlap-param-gather`` has not gathered them yet.
-    `mindspeed_core.megatron.gradient_norm.gradient_norm` gives the norm of all gradients before the update.
+    `mindspeed_megatron.gradient_norm.gradient_norm` gives the norm of all gradients before the update.
     """

@@ -39,7 +39,7 @@ def get_forward_backward(
     ``forward_only``.
 
     A schedule that runs the micro-batches of a chunk in another order than from 0 on, or one of them twice,
-    announces each forward pass with ``mindspeed_core.megatron.schedule.announced``; without that the passes
+    announces each forward pass with ``mindspeed_megatron.schedule.announced``; without that the passes
     of each chunk are counted. Whoever fills the slot decides which numbers of micro-batches and which tensors
     between stages it can do: hosts refuse none.
     """
@@ -138,7 +138,7 @@ def reduce_losses(
     ranks. In training, one that comes up after the first step is reported from the following step on. What
     layers add to the gradient by themselves (balance of experts, predictions of further tokens) joins them
     in `mindspeed-train`, in one collective for all such losses; who replaces the stage reduces it too, with
-    ``mindspeed_core.megatron.layer_losses``.
+    ``mindspeed_megatron.layer_losses``.
 
     A feature that adds a name returns ``losses | {"name": value}``. One that reads a number waits for the
     device, in every step.

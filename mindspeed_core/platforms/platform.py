@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from mindspeed_core.instruments.allocator_bytes import StepBytes
+    from mindspeed_core.platforms.allocator_bytes import StepBytes
     from mindspeed_core.runtime.patches import PatchLedger
 
 
@@ -222,7 +222,7 @@ class Platform:
         The base class follows tensors, since it has no allocator that counts them: right where compiled
         functions are held eager. A platform that compiles counts with its allocator.
         """
-        from mindspeed_core.instruments.memory import TensorBytes
+        from mindspeed_core.platforms.memory import TensorBytes
 
         return TensorBytes()
 
@@ -230,12 +230,12 @@ class Platform:
         """Record allocations and releases from now on, with their Python stacks, for `memory_snapshot`.
 
         A recording that is under way ends, and closing the session ends it too. The base class follows
-        tensors (`mindspeed_core.instruments.allocation_history`), 20 to 50 µs per operator.
+        tensors (`mindspeed_core.platforms.allocation_history`), 20 to 50 µs per operator.
 
         Args:
             entries: events to keep, the latest; 0 to record no more.
         """
-        from mindspeed_core.instruments.allocation_history import AllocationHistory
+        from mindspeed_core.platforms.allocation_history import AllocationHistory
 
         if self._recorded is not None:
             self._recorded.stop()

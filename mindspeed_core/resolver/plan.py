@@ -13,7 +13,7 @@ from typing import Any
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Patch
-from mindspeed_core.upstream.notes import FlagNote
+from mindspeed_core.flags.notes import FlagNote
 
 
 @dataclass(frozen=True)

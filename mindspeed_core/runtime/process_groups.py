@@ -146,7 +146,7 @@ class Groups:
         """Ask a rule for the backend's options of every group that is created from now on.
 
         Asked for groups of features, and for megatron-core's where a feature has the patch of
-        `mindspeed_core.megatron.group_options`; call it in `prepare_process`, before any group exists.
+        `mindspeed_megatron.group_options`; call it in `prepare_process`, before any group exists.
 
         Args:
             rule: from a group's name to options, or None where it has none to give; the first rule that

@@ -6,9 +6,9 @@ import pytest
 from made_packages import feature_source, write_metadata
 
 from mindspeed_core.activation import activate
-from mindspeed_core.cli.scaffold import create_plugin
 from mindspeed_core.errors import PatchError
 from mindspeed_core.hooks import API_VERSION
+from mindspeed_testing.scaffold import create_plugin
 
 HEALTHY = "thing-well"
 FLAG_END = '"0 logs none.",\n        ),\n    )'

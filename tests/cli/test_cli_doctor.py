@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from made_packages import write_metadata
 
-from mindspeed_core.cli.doctor import checks
-from mindspeed_core.cli.doctor.checks import Facts, examine
-from mindspeed_core.cli.doctor.supported_versions import TABLE, matches, same_release
+from mindspeed_megatron.doctor import checks
+from mindspeed_megatron.doctor.checks import Facts, examine
+from mindspeed_megatron.doctor.supported_versions import TABLE, matches, same_release
 
 SOUND = Facts(
     python="3.11.7",
@@ -134,7 +134,8 @@ def test_the_dependencies_of_the_package_agree_with_the_table():
 
     from packaging.requirements import Requirement
 
-    declared = {r.name: r.specifier for r in map(Requirement, requires("mindspeed-core") or [])}
+    required = [*(requires("mindspeed-core") or ()), *(requires("mindspeed-train") or ())]
+    declared = {r.name: r.specifier for r in map(Requirement, required)}
     for row in TABLE:
         if row.required:
             assert str(declared[row.distribution]) == str(Requirement(f"x{row.versions}").specifier)

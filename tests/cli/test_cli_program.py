@@ -121,7 +121,7 @@ def test_completion_prints_a_script_for_the_shell(features, shell):
 
 
 def test_feature_names_are_completed(install, features, monkeypatch):
-    from mindspeed_core.cli.feature_names import complete_features
+    from mindspeed_core.terminal.feature_names import complete_features
 
     install("pack-a", feature_source("thing-a"))
     parameter = click.Argument(["name"])

@@ -113,7 +113,7 @@ def test_every_screen_fits_the_terminal(features, install, monkeypatch, capsys, 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
 
     from mindspeed_core.cli.features import main
-    from mindspeed_core.cli.train import main as train
+    from mindspeed_train.program import main as train
 
     for arguments in (
         ["list", "--all", "--family", "samples"],

@@ -7,9 +7,9 @@ import json
 import pytest
 from made_packages import feature_source
 
-from mindspeed_core.testing import verify as harness
-from mindspeed_core.testing.compare_sides import Compared
-from mindspeed_core.testing.verify import Verdict
+from mindspeed_testing import verify as harness
+from mindspeed_testing.compare_sides import Compared
+from mindspeed_testing.verify import Verdict
 
 PROOF = """verify = (
     Scenario("same", flags=("--{name}",)),

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from test_cli_doctor import SOUND
 
-from mindspeed_core.cli.doctor import ascend
-from mindspeed_core.cli.doctor.checks import examine
 from mindspeed_core.platforms import cann
-from mindspeed_core.platforms.npu import NpuPlatform
+from mindspeed_megatron.devices.npu import NpuPlatform
+from mindspeed_megatron.doctor import ascend
+from mindspeed_megatron.doctor.checks import examine
 
 NPU = replace(SOUND, versions={**SOUND.versions, "torch_npu": "2.13.0"})
 MISSING = "torch_npu 2.13.0 is installed, but CANN's library is not there; source set_env.sh"
@@ -188,7 +188,7 @@ def test_a_user_s_own_setting_stays(without_cann, monkeypatch):
 
 
 def test_the_platform_says_which_file_to_source(without_cann, monkeypatch):
-    monkeypatch.setattr("mindspeed_core.platforms.npu.version", lambda name: "2.13.0")
+    monkeypatch.setattr("mindspeed_megatron.devices.npu.version", lambda name: "2.13.0")
 
     verdict = NpuPlatform.probe()
     assert not verdict.available

@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.terminal import failure
+from mindspeed_megatron.launch import failure
 
 
 def silent_about(monkeypatch, store):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_core.cli.features import main
-from mindspeed_core.migrate.script import launches_of
+from mindspeed_megatron.migrate.script import launches_of
 
 SCRIPT = """#!/bin/bash
 export CUDA_DEVICE_MAX_CONNECTIONS=1

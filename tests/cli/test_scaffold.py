@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_core.cli.scaffold import ScaffoldError, create_plugin, plugin_names
+from mindspeed_testing.scaffold import ScaffoldError, create_plugin, plugin_names
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_the_generated_tests_pass_as_they_come(installed):
 def test_a_training_with_the_generated_feature_logs_the_average(installed):
     code = """
 from mindspeed_core.activation import activate
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_train import loop
+from mindspeed_testing.model_flags import training_flags
 
 flags = training_flags(["--acme-losses-loss-average", "0.5"], 2)
 with activate(flags, host="standalone", platform="cpu") as session:

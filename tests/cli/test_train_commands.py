@@ -9,14 +9,14 @@ import pytest
 from made_packages import write_metadata
 
 from mindspeed_core.cli import features as features_program
-from mindspeed_core.cli.train import main
 from mindspeed_testing.faults import start_job
+from mindspeed_train.program import main
 
 TUNE = """
 import sys
 import click
 from mindspeed_core.errors import UserError
-from mindspeed_core.launch.commands import parallel_command
+from mindspeed_train.launch.commands import parallel_command
 
 @click.command()
 @click.option("--end", default="well")
@@ -37,7 +37,7 @@ import os
 import signal
 import click
 from mindspeed_core.errors import UserError
-from mindspeed_core.launch.commands import parallel_command
+from mindspeed_train.launch.commands import parallel_command
 
 @parallel_command
 @click.command()

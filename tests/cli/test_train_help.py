@@ -7,8 +7,8 @@ import sys
 import pytest
 from made_packages import feature_source
 
-from mindspeed_core.cli.train import main
-from mindspeed_core.cli.train_help import HELP, HELP_FLAG, family_name, requested_topic
+from mindspeed_train.program import main
+from mindspeed_train.program_help import HELP, HELP_FLAG, family_name, requested_topic
 
 ADOPTING = """
 flags = (

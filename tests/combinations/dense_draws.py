@@ -1,7 +1,7 @@
 """Draws of what experts can be asked for, compared with their definition in plain torch.
 
 Routers, capacities, drops, losses, masks and dispatchers on a layout; the definition
-(`mindspeed_core.testing.dense_model`) calls neither megatron-core nor a feature.
+(`mindspeed_testing.dense_model`) calls neither megatron-core nor a feature.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from mindspeed_core.activation import prepare
 from mindspeed_core.errors import UserError
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.compare import compare_tensors
-from mindspeed_core.testing.dense_model import DenseOptions, dense_step
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.numbered_batches import MASKS, PROBES, numbered_step
-from mindspeed_core.testing.training import train_side
-from mindspeed_core.testing.worlds import WorldError
+from mindspeed_testing.compare import compare_tensors
+from mindspeed_testing.dense_model import DenseOptions, dense_step
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.numbered_batches import MASKS, PROBES, numbered_step
+from mindspeed_testing.training import train_side
+from mindspeed_testing.worlds import WorldError
 
 TOLERANCE = 1e-4
 _MODEL = (

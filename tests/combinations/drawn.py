@@ -14,10 +14,10 @@ from mindspeed_core.activation import prepare
 from mindspeed_core.errors import UserError
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.compare import compare_tensors
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.training import SideResult, train_side
-from mindspeed_core.testing.worlds import WorldError
+from mindspeed_testing.compare import compare_tensors
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.training import SideResult, train_side
+from mindspeed_testing.worlds import WorldError
 
 STEPS = 2
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}

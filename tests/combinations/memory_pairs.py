@@ -19,9 +19,9 @@ from mindspeed_core.activation import plan_for
 from mindspeed_core.errors import UserError
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.worlds import WorldError, run_world
 from mindspeed_testing.lagging.runs import Outcome, Training, outcomes
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.worlds import WorldError, run_world
 
 EQUAL, REFUSED, STANDS_DOWN = "equal", "refused: ", "stands down: "
 _LLAMA = (

@@ -6,8 +6,8 @@ import pytest
 from arithmetic import ARITHMETIC, Arithmetic, drawn_arithmetic
 from dense_draws import DenseDraw, drawn_dense
 
-from mindspeed_core.testing.dense_model import DenseOptions
-from mindspeed_core.testing.numbered_batches import MASKS
+from mindspeed_testing.dense_model import DenseOptions
+from mindspeed_testing.numbered_batches import MASKS
 
 PER_TOKEN = "--calculate-per-token-loss"
 OVERLAPPED = "--moe-grouped-gemm --moe-alltoall-overlap-comm"

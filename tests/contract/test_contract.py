@@ -12,8 +12,8 @@ import bad_plugins
 import pytest
 
 from mindspeed_core.discovery.stages import core_stages
-from mindspeed_core.testing.contract import Contract, Violation, all_checks, contract_checks, sessions
-from mindspeed_core.testing.leak_check import ProcessState
+from mindspeed_testing.contract import Contract, Violation, all_checks, contract_checks, sessions
+from mindspeed_testing.leak_check import ProcessState
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +191,8 @@ def test_a_default_that_torch_sets_on_first_use_is_no_leak_and_a_changed_one_is(
     "dist",
     [
         "mindspeed-core",
+        "mindspeed-megatron",
+        "mindspeed-train",
         "mindspeed-profile",
         pytest.param("mindspeed-kernels", marks=pytest.mark.thorough),
         pytest.param("mindspeed-cp", marks=pytest.mark.thorough),

@@ -6,8 +6,8 @@ import warnings
 
 import pytest
 
-from mindspeed_core.testing.contract import NewerRuleWarning, Violation, contract_checks
-from mindspeed_core.testing.contract.rules import Wrong, hold
+from mindspeed_testing.contract import NewerRuleWarning, Violation, contract_checks
+from mindspeed_testing.contract.rules import Wrong, hold
 
 
 @pytest.fixture(scope="module")

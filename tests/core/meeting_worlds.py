@@ -16,8 +16,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.launch import meeting, store
-from mindspeed_core.launch.meeting import meet_ranks
+from mindspeed_megatron.launch import meeting, store
+from mindspeed_megatron.launch.meeting import meet_ranks
 from mindspeed_testing.ports import free_port
 
 SHORT, LONG = 4.0, 60.0

@@ -18,7 +18,7 @@ from mindspeed_core.errors import LostPeerError
 from mindspeed_core.feature import Feature, Flag
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.resolve import resolve
-from mindspeed_core.runtime.rank_check import check_ranks, facts_agree, rank_facts
+from mindspeed_megatron.rank_check import check_ranks, facts_agree, rank_facts
 
 WORLD = 4
 

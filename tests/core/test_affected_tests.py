@@ -15,11 +15,11 @@ SOURCES = {
     "mindspeed_core/session.py": "",
     "mindspeed_core/step.py": "def step(): from mindspeed_core.loss import loss",
     "mindspeed_core/loss.py": '"""Not mindspeed_core.session."""',
-    "mindspeed_core/hosts/__init__.py": "",
-    "mindspeed_core/hosts/standalone/__init__.py": (
-        "_HERE = 'mindspeed_core.hosts.standalone.'\nSTAGES = (_HERE + 'model',)"
+    "packages/mindspeed_megatron/src/mindspeed_megatron/hosts/__init__.py": "",
+    "packages/mindspeed_train/src/mindspeed_train/__init__.py": (
+        "_HERE = 'mindspeed_train.'\nSTAGES = (_HERE + 'model',)"
     ),
-    "mindspeed_core/hosts/standalone/model.py": "",
+    "packages/mindspeed_train/src/mindspeed_train/model.py": "",
     "plugins/acme/src/acme/__init__.py": "",
     "plugins/acme/src/acme/patches.py": "TARGET = 'mindspeed_core.loss:loss'",
     "plugins/acme/tests/test_acme.py": "import acme.patches",
@@ -27,8 +27,8 @@ SOURCES = {
     "tests/core/helper.py": "",
     "tests/core/test_step.py": "from mindspeed_core.step import step",
     "tests/core/test_session.py": "from mindspeed_core import Session",
-    "tests/host/helper.py": "",
-    "tests/host/test_host.py": "import helper\nactivate(host='standalone')",
+    "packages/mindspeed_train/tests/host/helper.py": "",
+    "packages/mindspeed_train/tests/host/test_host.py": "import helper\nactivate(host='standalone')",
     "tests/docs/test_pages.py": "",
 }
 EVERY = {path for path in SOURCES if path.rpartition("/")[2].startswith("test_")}
@@ -37,7 +37,11 @@ EVERY = {path for path in SOURCES if path.rpartition("/")[2].startswith("test_")
 @pytest.mark.parametrize(
     ("changed", "chosen"),
     [
-        pytest.param("tests/host/test_host.py", {"tests/host/test_host.py"}, id="a test itself"),
+        pytest.param(
+            "packages/mindspeed_train/tests/host/test_host.py",
+            {"packages/mindspeed_train/tests/host/test_host.py"},
+            id="a test itself",
+        ),
         pytest.param("mindspeed_core/step.py", {"tests/core/test_step.py"}, id="imported directly"),
         pytest.param(
             "mindspeed_core/loss.py",
@@ -46,8 +50,16 @@ EVERY = {path for path in SOURCES if path.rpartition("/")[2].startswith("test_")
         ),
         pytest.param("mindspeed_core/session.py", {"tests/core/test_session.py"}, id="exported by a package"),
         pytest.param("mindspeed_core/run.py", set(), id="imported by a package on the way only"),
-        pytest.param("mindspeed_core/hosts/standalone/model.py", {"tests/host/test_host.py"}, id="by host"),
-        pytest.param("tests/host/helper.py", {"tests/host/test_host.py"}, id="the helper of the same folder"),
+        pytest.param(
+            "packages/mindspeed_train/src/mindspeed_train/model.py",
+            {"packages/mindspeed_train/tests/host/test_host.py"},
+            id="by host",
+        ),
+        pytest.param(
+            "packages/mindspeed_train/tests/host/helper.py",
+            {"packages/mindspeed_train/tests/host/test_host.py"},
+            id="the helper of the same folder",
+        ),
         pytest.param(
             "tests/core/conftest.py", {"tests/core/test_step.py", "tests/core/test_session.py"}, id="conftest"
         ),

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mindspeed_core.backend_contracts import BackendRefusal, CollectiveCall, TensorFacts
-from mindspeed_core.backend_contracts.hccl import HCCL, contract_for
-from mindspeed_core.backend_contracts.nccl import NCCL
-from mindspeed_core.backend_contracts.rendezvous import stuck_ranks
-from mindspeed_core.instruments.call_order import OrderedCall, disagreements, waiting_for_ever
-from mindspeed_core.instruments.communication import count_communication
-from mindspeed_core.testing import run_world
+from mindspeed_megatron.backend_contracts import BackendRefusal, CollectiveCall, TensorFacts
+from mindspeed_megatron.backend_contracts.hccl import HCCL, contract_for
+from mindspeed_megatron.backend_contracts.nccl import NCCL
+from mindspeed_megatron.backend_contracts.rendezvous import stuck_ranks
+from mindspeed_megatron.instruments.call_order import OrderedCall, disagreements, waiting_for_ever
+from mindspeed_megatron.instruments.communication import count_communication
+from mindspeed_testing import run_world
 
 
 def reduction(dtype, op="SUM", operation="all_reduce", **facts):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mindspeed_core.instruments.call_order import OrderedCall, compare_order, disagreements
-from mindspeed_core.testing.dry_run import MeasuredRank, differences
+from mindspeed_megatron.instruments.call_order import OrderedCall, compare_order, disagreements
+from mindspeed_testing.dry_run import MeasuredRank, differences
 
 BOTH = (0, 1)
 SUM = OrderedCall("tensor", BOTH, "all_reduce", 8, "float32")

@@ -12,23 +12,23 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.errors import ArgumentError, UserError
-from mindspeed_core.platforms.fake.answers import UnknownNumber
-from mindspeed_core.platforms.fake.balanced import balanced_map
-from mindspeed_core.platforms.fake.platform import FakePlatform
-from mindspeed_core.platforms.fake.position import fake_position
-from mindspeed_core.platforms.fake.stages import told_shapes
-from mindspeed_core.platforms.fake.tensors import (
+from mindspeed_core.platforms.platform import Position
+from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
+from mindspeed_core.registry import Registry
+from mindspeed_core.runtime.patches import PatchLedger
+from mindspeed_megatron.fake.answers import UnknownNumber
+from mindspeed_megatron.fake.balanced import balanced_map
+from mindspeed_megatron.fake.platform import FakePlatform
+from mindspeed_megatron.fake.position import fake_position
+from mindspeed_megatron.fake.stages import told_shapes
+from mindspeed_megatron.fake.tensors import (
     AnsweringMode,
     ShapesOnly,
     UnusableDevice,
     reading_patches,
     shapes_only,
 )
-from mindspeed_core.platforms.fake.world import keeping_its_tensor, world_patches
-from mindspeed_core.platforms.platform import Position
-from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
-from mindspeed_core.registry import Registry
-from mindspeed_core.runtime.patches import PatchLedger
+from mindspeed_megatron.fake.world import keeping_its_tensor, world_patches
 
 
 def flags(**given):

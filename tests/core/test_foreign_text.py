@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.hosts.standalone.monitoring.summary import Summary, as_html, as_markdown
 from mindspeed_core.terminal.errors import print_error
 from mindspeed_core.terminal.foreign_text import (
     CleanLog,
@@ -27,6 +26,7 @@ from mindspeed_core.terminal.foreign_text import (
     shown,
 )
 from mindspeed_core.terminal.tables import print_table
+from mindspeed_train.monitoring.summary import Summary, as_html, as_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 ANY = st.text(st.characters())
@@ -151,20 +151,21 @@ def test_a_summary_holds_no_markup_of_a_runs_names():
     "folder",
     [
         "mindspeed_core/cli",
+        "packages/mindspeed_megatron/src/mindspeed_megatron/doctor",
         "mindspeed_core/terminal",
-        "mindspeed_core/hosts/standalone/checkpoint",
-        "mindspeed_core/hosts/standalone/data",
+        "packages/mindspeed_train/src/mindspeed_train/checkpoint",
+        "packages/mindspeed_train/src/mindspeed_train/data",
     ],
 )
 def test_programs_print_through_the_cleaning_printer(folder):
     """Elsewhere click's echo and print would show foreign text as it is."""
     own = {
         # Text of ours alone, or already cleaned.
-        "mindspeed_core/cli/train.py print",
-        "mindspeed_core/cli/doctor/probe.py print",
+        "packages/mindspeed_train/src/mindspeed_train/program.py print",
+        "packages/mindspeed_megatron/src/mindspeed_megatron/doctor/probe.py print",
         "mindspeed_core/cli/completion_command.py echo",
         "mindspeed_core/terminal/errors.py print",
-        "mindspeed_core/terminal/failure.py print",
+        "packages/mindspeed_megatron/src/mindspeed_megatron/launch/failure.py print",
         "mindspeed_core/terminal/foreign_text.py print",
         "mindspeed_core/terminal/listing.py print",
         "mindspeed_core/terminal/tables.py print",

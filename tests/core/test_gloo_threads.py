@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from mindspeed_core.testing import gloo_threads
+from mindspeed_testing import gloo_threads
 
 
 class _Done:

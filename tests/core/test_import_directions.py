@@ -1,4 +1,4 @@
-"""Import directions of the core and the plugins, imports for type checking and inside functions included."""
+"""Import directions of all distributions, imports for type checking and inside functions included."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from packaging.requirements import Requirement
 
 from mindspeed_core.discovery.cycles import cycles
 
-PLUGINS = sorted(path.parent.name for path in Path(__file__).parents[2].glob("plugins/*/pyproject.toml"))
-HOSTS = "mindspeed_core.hosts"
-STANDALONE = f"{HOSTS}.standalone"
-INTERFACE = f"{STANDALONE}.interface"
-"""Names of the standalone host that others may import; the package itself is its declaration."""
+ROOT = Path(__file__).parents[2]
+PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+ALL = ("mindspeed_core", *PACKAGES, *PLUGINS)
+HOSTS = ("mindspeed_megatron.hosts.library", "mindspeed_megatron.hosts.megatron_lm", "mindspeed_train")
+INTERFACE = ("mindspeed_train", "mindspeed_train.interface")
+"""The declaration of the standalone host, and the names in it that others may import."""
 
 
 @cache
-def imports():
-    """Return ``(importer, imported)`` for every import among the core and the plugins of this repository."""
-    graph = grimp.build_graph("mindspeed_core", *PLUGINS, exclude_type_checking_imports=False, cache_dir=None)
+def imports(*, typing=True):
+    """Return ``(importer, imported)`` for every import among the packages of this repository."""
+    graph = grimp.build_graph(*ALL, exclude_type_checking_imports=not typing, cache_dir=None)
     return sorted(
         (module, imported)
         for module in graph.modules
@@ -34,77 +36,94 @@ def inside(module, package):
     return module == package or module.startswith(f"{package}.")
 
 
-def edges(importer, imported, *, but=()):
+def edges(importer, imported, *, but=(), typing=True):
     """Return the imports from one package into another, except those from within or from ``but``."""
     return [
         f"{a} -> {b}"
-        for a, b in imports()
+        for a, b in imports(typing=typing)
         if inside(a, importer)
         and inside(b, imported)
         and not any(inside(a, allowed) for allowed in (imported, *but))
     ]
 
 
-def test_nothing_imports_the_standalone_host_but_what_trains_with_it():
-    assert edges("mindspeed_core", STANDALONE, but=("mindspeed_core.testing",)) == []
+def required(package, *, extras):
+    """Return the import packages of ours that a distribution requires, itself or with its extras."""
+    found = map(Requirement, requires(package.replace("_", "-")) or ())
+    return {r.name.replace("-", "_") for r in found if extras or r.marker is None} & {*ALL}
 
 
-def test_proofs_import_no_private_module_of_the_standalone_host():
-    used = {edge.partition(" -> ")[2] for edge in edges("mindspeed_core.testing", STANDALONE)}
+def distributions_of(package):
+    """Return what a distribution may import: its requirements, extras included, and theirs."""
+    found, waiting = set(), required(package, extras=True)
+    while waiting:
+        found |= waiting
+        waiting = {more for name in waiting for more in required(name, extras=False)} - found
+    return found
 
-    assert used <= {INTERFACE, STANDALONE}
+
+def test_the_core_imports_no_other_distribution():
+    others = [name for name in ALL if name != "mindspeed_core"]
+
+    assert [edge for other in others for edge in edges("mindspeed_core", other, typing=False)] == []
 
 
-@pytest.mark.parametrize("host", ["library", "megatron_lm", "standalone"])
+def test_types_of_parts_alone_point_out_of_the_core():
+    found = [e for other in ALL if other != "mindspeed_core" for e in edges("mindspeed_core", other)]
+
+    assert {edge.partition(" -> ")[0] for edge in found} <= {"mindspeed_core"}
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, *PLUGINS])
+def test_a_distribution_imports_only_what_it_requires(package):
+    others = [other for other in ALL if other not in {package, *distributions_of(package)}]
+
+    assert [edge for other in others for edge in edges(package, other)] == []
+
+
+@pytest.mark.parametrize("host", HOSTS)
 def test_a_host_imports_no_other_host(host):
-    others = [f"{HOSTS}.{other}" for other in ("library", "megatron_lm", "standalone") if other != host]
-
-    assert [edge for other in others for edge in edges(f"{HOSTS}.{host}", other)] == []
+    assert [edge for other in HOSTS if other != host for edge in edges(host, other)] == []
 
 
-def test_core_modules_import_no_host():
-    # The adaptor is the Megatron-LM host's own entry, which scripts import by this name.
-    outside = (HOSTS, "mindspeed_core.testing", "mindspeed_core.megatron_adaptor")
+def test_parts_of_megatron_core_import_no_host():
+    entry = ("mindspeed_megatron.hosts", "mindspeed_megatron.megatron_adaptor")
 
-    assert edges("mindspeed_core", HOSTS, but=outside) == []
+    assert edges("mindspeed_megatron", "mindspeed_megatron.hosts", but=entry) == []
 
 
-def test_nothing_imports_the_programs_but_their_entry():
+def test_nothing_imports_the_programs():
     assert edges("mindspeed_core", "mindspeed_core.cli") == []
 
 
 def test_instruments_measure_without_the_tools_of_proofs():
-    above = ("activation", "cli", "hosts", "launch", "session", "terminal", "testing")
+    above = (
+        *(f"mindspeed_core.{name}" for name in ("activation", "cli", "session", "terminal")),
+        *(f"mindspeed_megatron.{name}" for name in ("hosts", "launch", "doctor", "migrate")),
+    )
 
-    assert [e for name in above for e in edges("mindspeed_core.instruments", f"mindspeed_core.{name}")] == []
+    assert [edge for name in above for edge in edges("mindspeed_megatron.instruments", name)] == []
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_a_plugin_imports_neither_programs_nor_hosts(plugin):
-    # Tools train with the standalone host, or read its checkpoints, by the names that it offers.
-    offered = [INTERFACE, STANDALONE] if plugin in ("mindspeed_testing", "mindspeed_optim") else []
-    hosts = [e for e in edges(plugin, HOSTS) if e.partition(" -> ")[2] not in offered]
+    # Tools and proofs train with the standalone host, or read its checkpoints, by the names that it offers.
+    offered = INTERFACE if plugin in ("mindspeed_testing", "mindspeed_optim") else ()
+    hosts = [edge for host in HOSTS for edge in edges(plugin, host)]
 
-    assert edges(plugin, "mindspeed_core.cli") + hosts == []
-
-
-@pytest.mark.parametrize("plugin", PLUGINS)
-def test_a_plugin_imports_only_plugins_that_it_requires(plugin):
-    required = {Requirement(text).name.replace("-", "_") for text in requires(plugin.replace("_", "-")) or ()}
-    others = [other for other in PLUGINS if other not in {plugin, *required}]
-
-    assert [edge for other in others for edge in edges(plugin, other)] == []
-
-
-def test_the_core_imports_no_plugin():
-    assert [edge for plugin in PLUGINS for edge in edges("mindspeed_core", plugin)] == []
+    assert (
+        edges(plugin, "mindspeed_core.cli")
+        + [edge for edge in hosts if edge.partition(" -> ")[2] not in offered]
+        == []
+    )
 
 
 def test_no_module_imports_itself_through_others():
     graph = {}
     for importer, imported in imports():
-        graph.setdefault(importer, []).append(imported)
-        graph.setdefault(imported, [])
+        if importer != "mindspeed_core":
+            graph.setdefault(importer, []).append(imported)
+            graph.setdefault(imported, [])
 
     assert [" -> ".join((*cycle, cycle[0])) for cycle in cycles(graph)] == []
 
@@ -112,5 +131,5 @@ def test_no_module_imports_itself_through_others():
 def test_imports_inside_functions_and_for_type_checking_are_seen():
     found = set(imports())
 
-    assert ("mindspeed_core.cli.train", "mindspeed_core.launch.worker") in found
+    assert ("mindspeed_train.program", "mindspeed_megatron.launch.worker") in found
     assert ("mindspeed_core.platforms.platform", "mindspeed_core.runtime.patches") in found

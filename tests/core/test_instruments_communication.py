@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.instruments.communication import Call, CommunicationLog, Progress, count_communication
-from mindspeed_core.testing import run_world
+from mindspeed_megatron.instruments.communication import Call, CommunicationLog, Progress, count_communication
+from mindspeed_testing import run_world
 
 
 def communicate():

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mindspeed_core.instruments.operations import operations
-from mindspeed_core.instruments.passes import BACKWARD, FORWARD, RECOMPUTED, current_pass, recomputes
-from mindspeed_core.instruments.work_counter import WorkCounter
+from mindspeed_megatron.instruments.operations import operations
+from mindspeed_megatron.instruments.passes import BACKWARD, FORWARD, RECOMPUTED, current_pass, recomputes
+from mindspeed_megatron.instruments.work_counter import WorkCounter
 
 PRODUCT = 2 * 4 * 8 * 8
 

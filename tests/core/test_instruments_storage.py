@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from mindspeed_core.instruments.storage import OPTIMIZER_STATE, PARAMETERS, StorageTracker, without_numbers
+from mindspeed_megatron.instruments.storage import (
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    StorageTracker,
+    without_numbers,
+)
 
 
 def test_the_peak_names_its_tensors_although_they_are_gone():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mindspeed_core.instruments.communication import Call, Progress
-from mindspeed_core.instruments.virtual_clock import on_a_clock
+from mindspeed_megatron.instruments.communication import Call, Progress
+from mindspeed_megatron.instruments.virtual_clock import on_a_clock
 
 
 def call(launched, waited, group="g", size=1):

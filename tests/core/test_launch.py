@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.launch import last_save, start, worker
-from mindspeed_core.launch.environment import (
+from mindspeed_megatron.launch import worker
+from mindspeed_megatron.launch.environment import (
     Job,
     current_assignment,
     current_job,
@@ -20,9 +20,10 @@ from mindspeed_core.launch.environment import (
     translate_slurm,
     within_one_machine,
 )
-from mindspeed_core.launch.hang import LONGEST_PULSE, Pulse, read_pulse
-from mindspeed_core.launch.last_save import LastSave
-from mindspeed_core.launch.supervisor import Supervisor
+from mindspeed_megatron.launch.hang import LONGEST_PULSE, Pulse, read_pulse
+from mindspeed_train.launch import last_save, start
+from mindspeed_train.launch.last_save import LastSave
+from mindspeed_train.launch.supervisor import Supervisor
 
 
 def starter(life):

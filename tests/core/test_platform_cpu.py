@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from mindspeed_core.errors import ArgumentError, SessionError
-from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.platforms import process_memory
 from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.runtime.patches import PatchLedger
+from mindspeed_megatron.global_state import destroy_megatron_state
 
 
 def start(**args):

@@ -11,9 +11,9 @@ import torch
 from mindspeed_core.errors import SessionError
 from mindspeed_core.platforms.accelerator import AcceleratorPlatform
 from mindspeed_core.platforms.cpu import CpuPlatform
-from mindspeed_core.platforms.cuda import CudaPlatform
 from mindspeed_core.platforms.machine import first_match
 from mindspeed_core.platforms.platform import Place
+from mindspeed_megatron.devices.cuda import CudaPlatform
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_others_may_read_a_snapshot_as_the_user_allows(recording, tmp_path):
 
 def test_a_recording_ends_with_its_session():
     from mindspeed_core.activation import prepare
-    from mindspeed_core.testing.model_flags import training_flags
+    from mindspeed_testing.model_flags import training_flags
 
     with prepare(training_flags([], 1), platform="cpu", host="standalone") as session:
         session.platform.record_memory()
@@ -92,7 +92,7 @@ def test_a_recording_ends_with_its_session():
 
 
 def test_a_recording_that_ends_inside_another_mode_lets_it_work(tmp_path):
-    from mindspeed_core.instruments.memory import TensorBytes
+    from mindspeed_core.platforms.memory import TensorBytes
 
     platform = CpuPlatform()
     with TensorBytes() as outer:
@@ -168,6 +168,6 @@ def test_the_driver_is_read_from_its_own_file(text, tmp_path, monkeypatch):
     file = tmp_path / "version"
     file.write_text(text, encoding="utf-8")
     monkeypatch.setattr(
-        "mindspeed_core.platforms.cuda.first_match", lambda path, pattern: first_match(file, pattern)
+        "mindspeed_megatron.devices.cuda.first_match", lambda path, pattern: first_match(file, pattern)
     )
     assert CudaPlatform().driver() == "550.54.15"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import types
 
-from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing.worlds import run_world
 
 
 def train():
@@ -16,9 +16,9 @@ def train():
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer import TransformerConfig
 
-    from mindspeed_core.megatron.global_state import destroy_megatron_state
     from mindspeed_core.platforms.cpu import CpuPlatform
     from mindspeed_core.runtime.patches import PatchLedger
+    from mindspeed_megatron.global_state import destroy_megatron_state
 
     rank = int(os.environ["RANK"])
     platform, ledger = CpuPlatform(), PatchLedger()

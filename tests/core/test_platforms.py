@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from mindspeed_core.errors import SessionError, UserError
-from mindspeed_core.platforms import cuda, npu
 from mindspeed_core.platforms.cpu import CpuPlatform
-from mindspeed_core.platforms.cuda import CudaPlatform
-from mindspeed_core.platforms.npu import NpuPlatform
 from mindspeed_core.platforms.platform import Availability, Platform
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.runtime.patches import PatchLedger
+from mindspeed_megatron.devices import cuda, npu
+from mindspeed_megatron.devices.cuda import CudaPlatform
+from mindspeed_megatron.devices.npu import NpuPlatform
 
 NPU_NAMES = frozenset(
     [

@@ -7,7 +7,7 @@ import pytest
 
 from acme_five.features import DECLARATIONS, GatedNorms, ZLoss
 from mindspeed_core.feature import Resume, Scenario
-from mindspeed_core.testing.verify import verify
+from mindspeed_testing.verify import verify
 
 SOUND = {feature.name: feature for feature in DECLARATIONS[1:]}
 THOROUGH = {

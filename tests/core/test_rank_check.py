@@ -7,17 +7,17 @@ import pytest
 import rank_worlds
 
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.platforms.npu import NpuPlatform
 from mindspeed_core.registry import Registry
-from mindspeed_core.runtime import rank_check
-from mindspeed_core.runtime.rank_check import (
+from mindspeed_megatron import rank_check
+from mindspeed_megatron.devices.npu import NpuPlatform
+from mindspeed_megatron.rank_check import (
     argument_facts,
     check_ranks,
     content_hash,
     differences,
     format_table,
 )
-from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing.worlds import run_world
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,17 @@
 import pytest
 import torch
 
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.canonical import (
+from mindspeed_testing import run_world
+from mindspeed_testing.canonical import (
     CanonicalError,
     CanonicalState,
     canonical_parameters,
     load_canonical,
 )
-from mindspeed_core.testing.compare import compare_tensors
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.training import train_side
-from mindspeed_core.testing.worlds import WorldError
+from mindspeed_testing.compare import compare_tensors
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.training import train_side
+from mindspeed_testing.worlds import WorldError
 
 TP2 = ("--tensor-model-parallel-size", "2")
 PP2 = ("--pipeline-model-parallel-size", "2")
@@ -59,7 +59,7 @@ def test_a_tied_embedding_exists_once_under_pipeline_parallelism():
 
 def loaded_and_gathered(flags, state):
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_train import loop
 
     with activate(training_flags(flags, 1), host="standalone") as session:
         run = loop.setup(session)
@@ -122,21 +122,21 @@ def part(offset, tensor, main=True, shape=(4,)):
 
 
 def test_elements_that_no_rank_holds_are_reported():
-    from mindspeed_core.testing.canonical import _paste
+    from mindspeed_testing.canonical import _paste
 
     with pytest.raises(CanonicalError, match=r"w: of 4 elements 2 are on no rank and 0 on several"):
         _paste([[part((0,), torch.ones(2))]], 0)
 
 
 def test_elements_that_two_ranks_claim_are_reported():
-    from mindspeed_core.testing.canonical import _paste
+    from mindspeed_testing.canonical import _paste
 
     with pytest.raises(CanonicalError, match=r"0 are on no rank and 2 on several"):
         _paste([[part((0,), torch.ones(4))], [part((2,), torch.ones(2))]], 0)
 
 
 def test_copies_that_drifted_apart_show():
-    from mindspeed_core.testing.canonical import _paste
+    from mindspeed_testing.canonical import _paste
 
     state = _paste([[part((0,), torch.ones(4))], [part((2,), torch.tensor([1.0, 1.5]), main=False)]], 0)
     assert state.drifted() == {"w": pytest.approx(0.5)}
@@ -144,7 +144,7 @@ def test_copies_that_drifted_apart_show():
 
 
 def test_zeros_of_sixteen_bits_are_equal_on_all_ranks():
-    from mindspeed_core.testing.canonical import _paste
+    from mindspeed_testing.canonical import _paste
 
     zeros = torch.zeros(4, dtype=torch.float16)
     state = _paste([[part((0,), zeros)], [part((0,), zeros, main=False)]], 0)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from mindspeed_core.testing.compare import (
+from mindspeed_testing.compare import (
     Comparison,
     compare_numbers,
     compare_tensors,

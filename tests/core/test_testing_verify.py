@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from mindspeed_core.feature import DeclarationError, Feature, Flag, Gain, Resume, Scenario, hookimpl
-from mindspeed_core.testing.proof_files import flags_with_files
-from mindspeed_core.testing.scenarios import scenario_parameters
-from mindspeed_core.testing.training import train_side
-from mindspeed_core.testing.verify import verify
-from mindspeed_core.testing.worlds import WorldError
+from mindspeed_testing.proof_files import flags_with_files
+from mindspeed_testing.scenarios import scenario_parameters
+from mindspeed_testing.training import train_side
+from mindspeed_testing.verify import verify
+from mindspeed_testing.worlds import WorldError
 
 HERE = "test_testing_verify"
 
@@ -420,7 +420,7 @@ def test_a_feature_without_proof_is_an_error():
 
 def test_the_pytest_plugin_loads_neither_torch_nor_megatron():
     code = (
-        "import sys, mindspeed_core.testing.pytest_plugin; "
+        "import sys, mindspeed_testing.pytest_plugin; "
         "print([m for m in ('torch', 'megatron', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

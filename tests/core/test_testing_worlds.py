@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.testing import WorldError, run_world
-from mindspeed_core.testing.worlds import WorldTimeout
+from mindspeed_testing import WorldError, run_world
+from mindspeed_testing.worlds import WorldTimeout
 
 
 def sum_of_ranks(start):
@@ -164,7 +164,7 @@ def test_ranks_die_with_a_killed_parent(tmp_path):
         textwrap.dedent(
             """
             import sys
-            from mindspeed_core.testing import run_world
+            from mindspeed_testing import run_world
             if __name__ == "__main__":
                 run_world("test_testing_worlds:waits_for_nobody", 2, sys.argv[1])
             """

@@ -71,7 +71,7 @@ TRAINED = (
 
 _INSTALLS = "downloads packages; noxfile.py installs the same for every session"
 _SCAFFOLD = "writes and installs a package; tests/cli/test_scaffold.py does it in a folder of its own"
-_CLUSTER = "needs a cluster; tests/clusters reads the options and the files"
+_CLUSTER = "needs a cluster; packages/mindspeed_train/tests/clusters reads the options and the files"
 
 ELSEWHERE = {
     "python3 bootstrap.py demo": "trains for minutes; a session of its own",
@@ -81,7 +81,7 @@ ELSEWHERE = {
     "python3 bootstrap.py gpu": "a session of its own; tests/gpu runs the same program",
     "python3 bootstrap.py docs": "a session of its own; tests/docs/test_site.py builds the same site",
     "git clone <this repository> && cd mindspeed-core": "needs the network; whoever runs this has done it",
-    "pip install mindspeed-core mindspeed-kernels": _INSTALLS,
+    "pip install 'mindspeed-core[train]' mindspeed-kernels": _INSTALLS,
     "python3 -m venv .venv && . .venv/bin/activate": "bootstrap.py makes such an environment",
     "pip install -c constraints.txt torch": _INSTALLS,
     "pip install -c constraints.txt -e '.[dev]' -e plugins/mindspeed_kernels -e plugins/mindspeed_profile": (
@@ -93,38 +93,40 @@ ELSEWHERE = {
     "torchrun --nproc-per-node 8 pretrain_gpt.py YOUR_FLAGS --normalization RMSNorm --use-fused-rmsnorm "
     "--use-flash-attn": "needs a checkout of Megatron-LM; tests/megatron_lm/run.sh runs its scripts",
     "mindspeed-train --nproc 8 --max-restarts 5 --save ckpt --save-interval 500 FLAGS": (
-        "tests/faults starts such jobs and kills their workers"
+        "packages/mindspeed_train/tests/faults starts such jobs and kills their workers"
     ),
     "pip install 'mindspeed-core[fsspec]' s3fs": _INSTALLS,
-    "mindspeed-train data check data/text --full": "tests/host/test_data_files.py runs it on a dataset",
+    "mindspeed-train data check data/text --full": (
+        "packages/mindspeed_train/tests/host/test_data_files.py runs it on a dataset"
+    ),
     "mindspeed-train --save s3://bucket/run --load s3://bucket/run --checkpoint-staging /local/disk FLAGS": (
-        "needs a bucket; tests/host/test_store_runs.py saves into a store of its own"
+        "needs a bucket; packages/mindspeed_train/tests/host/test_store_runs.py has one of its own"
     ),
     "PLATFORM=cuda sbatch --nodes=4 --gres=gpu:8 train.sbatch --data-path /data/text --save-interval 500 "
     "FLAGS": _CLUSTER,
     "PLATFORM=npu sbatch --nodes=4 --gres=npu:8 train.sbatch --data-path /data/text --save-interval 500 "
     "FLAGS": _CLUSTER,
     "PLATFORM=cpu sbatch --nodes=1 --gres=none --ntasks-per-node=2 --cpus-per-task=1 train.sbatch "
-    "--mock-data FLAGS": "needs Slurm; tests/clusters runs the script with a stand-in",
+    "--mock-data FLAGS": "needs Slurm; packages/mindspeed_train/tests/clusters runs it with a stand-in",
     "kubectl apply -f storage.yaml -f network.yaml": _CLUSTER,
     "kubectl apply -f cuda.yaml": _CLUSTER,
     "kubectl logs -f job/pretrain-workers-0": _CLUSTER,
     "kubectl delete -f cuda.yaml": _CLUSTER,
     "pip install 'mindspeed-core[torchx]'": _INSTALLS,
-    "COMPONENT=$(python -c 'import mindspeed_core; print(mindspeed_core.__path__[0])')"
-    "/launch/torchx_component.py:train": "sets a variable; tests/clusters finds the component there",
+    "COMPONENT=$(python -c 'import mindspeed_train; print(mindspeed_train.__path__[0])')"
+    "/launch/torchx_component.py:train": "packages/mindspeed_train/tests/clusters finds it there",
     "torchx run -s local_cwd $COMPONENT -j 1x2 --platform cpu -- --mock-data FLAGS": (
-        "tests/clusters runs the component on this machine"
+        "packages/mindspeed_train/tests/clusters runs the component on this machine"
     ),
     "torchx run -s slurm $COMPONENT -j 4x8 --platform cuda -- --data-path /data/text FLAGS": _CLUSTER,
     "torchx run -s kubernetes -cfg queue=default $COMPONENT -j 4x8 --platform npu --image IMAGE -- "
     "--data-path /data/text FLAGS": _CLUSTER,
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 4 --nproc-per-node 8 --max-restarts 10 "
     "--rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29400 --rdzv-id JOB -m mindspeed_core.train FLAGS": (
-        "tests/faults/test_lost_nodes.py starts such jobs on one machine and kills their nodes"
+        "packages/mindspeed_train/tests/faults/test_lost_nodes.py starts such jobs and kills their nodes"
     ),
     "pip uninstall mindspeed": "takes a package of somebody else away",
-    "pip install mindspeed-core mindspeed-kernels mindspeed-profile": _INSTALLS,
+    "pip install 'mindspeed-core[train]' mindspeed-kernels mindspeed-profile": _INSTALLS,
     "mindspeed-features verify fused-swiglu": "plugins/mindspeed_kernels/tests runs the same proofs",
     "mindspeed-features migrate pretrain.sh --write new.sh": "tests/cli/test_migrate.py writes such a script",
     "pytest tests/core": "part of this suite",

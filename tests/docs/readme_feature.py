@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_core.activation import activate
-from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.registry import Registry
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 
 def train_with(source: str, run_dir: str) -> list[dict[str, Any]]:

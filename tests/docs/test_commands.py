@@ -14,7 +14,7 @@ from readme_feature import train_with
 from typed_commands import documented, smaller, typed
 
 from mindspeed_core.cli.features import COMMANDS
-from mindspeed_core.testing import run_world
+from mindspeed_testing import run_world
 
 DOCUMENT_COUNT = 1000
 """The default split gives one document in a thousand to the test set."""

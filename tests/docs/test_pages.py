@@ -14,13 +14,13 @@ import pytest
 from markdown_files import ROOT, blocks, files, headings, links, read
 from mindspeed_imports import ENTRANCES
 
-from mindspeed_core.cli.doctor.supported_versions import NPU_CANN
 from mindspeed_core.cli.features import program
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.slots import NORM_ROLES
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
-from mindspeed_core.upstream.table import is_judged
+from mindspeed_megatron.doctor.supported_versions import NPU_CANN
+from mindspeed_megatron.upstream.table import is_judged
 
 OF_OTHER_PROGRAMS = {
     "--standalone",

@@ -8,7 +8,7 @@ import pytest
 from markdown_files import ROOT, blocks, read
 
 from mindspeed_core.hooks import API_VERSION
-from mindspeed_core.testing.contract import Contract, all_checks, entry_points, features
+from mindspeed_testing.contract import Contract, all_checks, entry_points, features
 
 MANUAL = "docs/writing-a-plugin.md"
 SHOWN = [block.text.partition("\n") for block in blocks(read(MANUAL), "python")]
@@ -57,7 +57,9 @@ def test_features_written_from_the_manual_keep_the_contract(check):
 
 def test_the_test_that_the_manual_shows_is_the_one_that_new_writes():
     (body,) = (body for first, _, body in SHOWN if first == "# tests/test_contract.py")
-    template = ROOT / "mindspeed_core/cli/scaffold/plugin/tests/test_contract.py.tmpl"
+    template = (
+        ROOT / "plugins/mindspeed_testing/src/mindspeed_testing/scaffold/plugin/tests/test_contract.py.tmpl"
+    )
 
     assert body.rstrip() in template.read_text(encoding="utf-8").replace("$plugin", "acme-tools")
 
@@ -66,6 +68,7 @@ def test_every_rule_of_the_contract_has_its_row():
     rules = {*entry_points.RULES, *features.RULES}
     for dist in (
         "mindspeed-core",
+        "mindspeed-train",
         "acme-platform",
         "acme-noise-scale",
         "acme-soft-cap",

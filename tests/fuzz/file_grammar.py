@@ -18,15 +18,15 @@ import torch
 from pickle_grammar import Grammar
 from torch.distributed import checkpoint as dcp
 
-from mindspeed_core.hosts.standalone.checkpoint import common_state, index, publish
-from mindspeed_core.hosts.standalone.checkpoint.archive import find_tensor, read_archive
-from mindspeed_core.hosts.standalone.checkpoint.opened_files import Part, read_inside
-from mindspeed_core.hosts.standalone.checkpoint.shard_reader import ShardReader
-from mindspeed_core.hosts.standalone.data.files import check_dataset_files, token_counts, write_index
-from mindspeed_core.hosts.standalone.data.index_cache import is_complete, load_array
-from mindspeed_core.hosts.standalone.data.sources import data_sources
-from mindspeed_core.hosts.standalone.text.tokenizer import load_tokenizer, train_tokenizer
 from mindspeed_core.resolver.plan_diff import compare_plans
+from mindspeed_train.checkpoint import common_state, index, publish
+from mindspeed_train.checkpoint.archive import find_tensor, read_archive
+from mindspeed_train.checkpoint.opened_files import Part, read_inside
+from mindspeed_train.checkpoint.shard_reader import ShardReader
+from mindspeed_train.data.files import check_dataset_files, token_counts, write_index
+from mindspeed_train.data.index_cache import is_complete, load_array
+from mindspeed_train.data.sources import data_sources
+from mindspeed_train.text.tokenizer import load_tokenizer, train_tokenizer
 
 Read = Callable[[], Any]
 HOSTILE: list[Any] = [

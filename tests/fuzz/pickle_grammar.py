@@ -6,7 +6,7 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 
-from mindspeed_core.hosts.standalone.checkpoint.pickled_classes import VALUES, index_table
+from mindspeed_train.checkpoint.pickled_classes import VALUES, index_table
 
 LISTED = sorted({*VALUES.builders, *VALUES.constants, *index_table(lambda values, made: None).builders})
 FOREIGN = [

@@ -13,7 +13,7 @@ from file_grammar import Good, case_of
 from limited_process import begin_reading, run_cases
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.hosts.standalone.checkpoint.reasons import unwrap_failure
+from mindspeed_train.checkpoint.reasons import unwrap_failure
 
 _HIDDEN = {"Cc", "Cf", "Cs"}
 

@@ -2,7 +2,7 @@
 
 One rule makes every twin. Parallel dimensions shrink to two (four where a flag divides one again), layers to
 one for each part of a pipeline, widths to a few numbers; files, the length of the run and its learning rates
-are those of proofs (`mindspeed_core.testing.model_flags`), and dropout is off, whose masks depend on layouts.
+are those of proofs (`mindspeed_testing.model_flags`), and dropout is off, whose masks depend on layouts.
 All other flags stay as they are.
 
 A twin is compared with one process that trains the same model in float32 without any feature. In float32 its
@@ -27,10 +27,11 @@ import checked_lines
 from checked_lines import Script
 
 from mindspeed_core.flags.flag_set import flag_set
-from mindspeed_core.testing.canonical import CanonicalState, matches
-from mindspeed_core.testing.compare_sides import compare_sides
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.training import (
+from mindspeed_core.validation import check
+from mindspeed_testing.canonical import CanonicalState, matches
+from mindspeed_testing.compare_sides import compare_sides
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.training import (
     RankRecord,
     SideRequest,
     SideResult,
@@ -38,8 +39,7 @@ from mindspeed_core.testing.training import (
     train_rank,
     train_side,
 )
-from mindspeed_core.testing.worlds import run_world
-from mindspeed_core.validation import check
+from mindspeed_testing.worlds import run_world
 
 STEPS = 3
 TOLERANCE = 1e-4
@@ -392,7 +392,7 @@ def train(twin: Twin, timeout: float = 300.0) -> Trained:
     """Train a twin beside its reference, and compare.
 
     Raises:
-        mindspeed_core.testing.worlds.WorldError: one of them does not train.
+        mindspeed_testing.worlds.WorldError: one of them does not train.
     """
     key = (twin.plain, twin.plain_world_size)
     if key not in _references:

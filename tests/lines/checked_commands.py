@@ -23,8 +23,8 @@ from explained import complaint
 from mindspeed_core import Registry, check
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.flags.flag_set import FlagSet, flag_set
-from mindspeed_core.launch.start import requested_launch
 from mindspeed_core.resolver.plan import Problem
+from mindspeed_train.launch.start import requested_launch
 
 SECONDS = 20
 """The longest check of one command line."""

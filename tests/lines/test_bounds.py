@@ -9,13 +9,13 @@ import pytest
 
 from mindspeed_core import check
 from mindspeed_core.errors import ArgumentError, NamedFileError
-from mindspeed_core.hosts.standalone import setup
-from mindspeed_core.hosts.standalone.arguments import run_length, sizes
-from mindspeed_core.hosts.standalone.arguments.folders import check_folders
-from mindspeed_core.hosts.standalone.arguments.model import _too_long
-from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
-from mindspeed_core.hosts.standalone.named_files import read_named_file
-from mindspeed_core.testing import run_world
+from mindspeed_testing import run_world
+from mindspeed_train import setup
+from mindspeed_train.arguments import run_length, sizes
+from mindspeed_train.arguments.folders import check_folders
+from mindspeed_train.arguments.model import _too_long
+from mindspeed_train.arguments.run_length import batch_at
+from mindspeed_train.named_files import read_named_file
 
 
 def ramp(start, increment, sizes, samples, train_samples):

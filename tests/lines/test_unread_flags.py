@@ -16,7 +16,7 @@ from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.resolver.index import index_of
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.resolver.remedies import candidates
-from mindspeed_core.testing.contract.flags_read import names_in
+from mindspeed_testing.contract.flags_read import names_in
 
 MODEL = (
     *("--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16"),
@@ -122,7 +122,8 @@ def test_every_flag_of_a_host_is_a_configuration_field_or_read_or_says_that_it_i
     from megatron.core.transformer import MLATransformerConfig
 
     configs = (MLATransformerConfig, OptimizerConfig, DistributedDataParallelConfig)
-    read = {field.name for config in configs for field in fields(config)} | names_in("mindspeed_core")
+    ours = map(names_in, ("mindspeed_core", "mindspeed_megatron", "mindspeed_train"))
+    read = {field.name for config in configs for field in fields(config)}.union(*ours)
     flags = {
         entry.flag.name: entry.flag
         for host in ("standalone", "library")

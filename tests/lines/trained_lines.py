@@ -27,10 +27,10 @@ from mindspeed_core import Registry, check, prepare
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.flags.flag_set import flag_set
-from mindspeed_core.hosts.standalone.arguments.run_length import samples_wanted
-from mindspeed_core.hosts.standalone.arguments.sizes import check_index_fits
-from mindspeed_core.hosts.standalone.setup import teardown
 from mindspeed_core.terminal.errors import EXPLAINED
+from mindspeed_train.arguments.run_length import samples_wanted
+from mindspeed_train.arguments.sizes import check_index_fits
+from mindspeed_train.setup import teardown
 
 SECONDS = 60
 _SMALL = {

@@ -1,8 +1,8 @@
 """Build models through the standalone host and count their parameters; executed in a test world."""
 
 from mindspeed_core import activate
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.hosts.standalone.arguments import sizes
+from mindspeed_train import loop
+from mindspeed_train.arguments import sizes
 
 FLAGS = (
     "--platform cpu --num-layers 4 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --vocab-size 64 "

@@ -60,7 +60,7 @@ def main() -> None:
         runpy.run_path(str(script), run_name="imports")
     # torch changes its modules by itself when something is compiled for the first time.
     import_module("torch._dynamo.mutation_guard").install_generation_tagging_init()
-    residue = import_module("mindspeed_core.testing.leak_check").ProcessState
+    residue = import_module("mindspeed_testing.leak_check").ProcessState
     before = residue.now()
     started = time.process_time()
     adaptor = import_module("mindspeed_core.megatron_adaptor")

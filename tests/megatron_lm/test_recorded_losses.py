@@ -13,7 +13,7 @@ import pytest
 from cases import CASES, OURS, flags_of
 from corpus import write_corpus
 
-from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing.worlds import run_world
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))
 STEPS_OF_THE_RUN = 50
@@ -49,7 +49,7 @@ def train_cases(size, folder):
 
 def _train(case, folder):
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_train import loop
 
     data = ["--data-path", f"{folder}/corpus", "--data-cache-path", f"{folder}/cache", "--num-workers", "0"]
     _meet(case.world_size)

@@ -5,8 +5,8 @@ from toy_training import PP2, losses, opened, parameters, training
 
 from mindspeed_core.errors import ArgumentError, DataError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.testing import run_world
+from mindspeed_testing import run_world
+from mindspeed_train import loop
 
 EVEN = ("--toy-sentences", "64")
 UNEVEN = ("--toy-sentences", "40", "--toy-tokens", "48")

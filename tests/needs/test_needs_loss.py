@@ -5,7 +5,7 @@ import torch
 from toy_training import PP2, TP2, distance, gradients, parameters, step, training
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.testing import run_world
+from mindspeed_testing import run_world
 
 Z = ("--acme-z-loss", "0.1")
 VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "1")

@@ -5,7 +5,7 @@ import torch
 from toy_training import PP2, distance, gradients, losses, parameters, step, training
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.testing import WorldError, run_world
+from mindspeed_testing import WorldError, run_world
 
 VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "1", "--untie-embeddings-and-output-weights")
 

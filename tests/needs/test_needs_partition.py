@@ -4,7 +4,7 @@ import pytest
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_testing.model_flags import training_flags
 
 SIZES = {
     "heads": ("--num-attention-heads", "3", "--hidden-size", "48"),

@@ -13,7 +13,7 @@ from mindspeed_core.feature import Feature, Flag
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_testing.model_flags import training_flags
 
 
 @pytest.fixture(scope="module")

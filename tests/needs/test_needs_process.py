@@ -12,9 +12,9 @@ from toy_training import TP2, opened, step, training
 
 from mindspeed_core.activation import activate
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.megatron.global_state import destroy_megatron_state
-from mindspeed_core.megatron.group_options import NAMES
-from mindspeed_core.testing import run_world
+from mindspeed_megatron.global_state import destroy_megatron_state
+from mindspeed_megatron.group_options import NAMES
+from mindspeed_testing import run_world
 
 
 class EnvironmentProbe:

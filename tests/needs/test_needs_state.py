@@ -10,8 +10,8 @@ from toy_training import PP2, TP2, distance, losses, parameters, training
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.megatron.model_state import count_as_loaded
-from mindspeed_core.testing import WorldError, run_world
+from mindspeed_megatron.model_state import count_as_loaded
+from mindspeed_testing import WorldError, run_world
 
 DP2: tuple[str, ...] = ()
 

@@ -18,7 +18,7 @@ from toy_training import (
 )
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.testing import run_world
+from mindspeed_testing import run_world
 from mindspeed_toy_needs.documents import describe, visible
 
 SEPARATOR = "7"
@@ -117,7 +117,7 @@ def boundary():
         plain = losses(run)
         expected = parameters(run)
     with training(*PP2, "--toy-double-boundary", initial=initial) as run:
-        from mindspeed_core.instruments.communication import count_communication
+        from mindspeed_megatron.instruments.communication import count_communication
 
         shape = run.boundary.tensors[0].shape
         with count_communication() as log:
@@ -270,9 +270,9 @@ def test_the_platform_object_serves_streams_buffers_generators_and_memory():
 
 
 def bytes_by_kind():
-    from mindspeed_core.instruments.communication import count_communication
-    from mindspeed_core.instruments.kept_state import state_bytes
-    from mindspeed_core.instruments.memory import TensorBytes
+    from mindspeed_core.platforms.memory import TensorBytes
+    from mindspeed_megatron.instruments.communication import count_communication
+    from mindspeed_megatron.instruments.kept_state import state_bytes
 
     with training("--toy-norm-gradients") as run:
         with count_communication() as log, TensorBytes() as tracker:

@@ -14,17 +14,17 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.activation import activate
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.run import Run, StepResult
 from mindspeed_core.session import Session
-from mindspeed_core.testing.canonical import (
+from mindspeed_megatron.global_state import destroy_megatron_state
+from mindspeed_testing.canonical import (
     CanonicalState,
     canonical_gradients,
     canonical_parameters,
     load_canonical,
 )
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 TP2 = ("--tensor-model-parallel-size", "2")
 PP2 = ("--pipeline-model-parallel-size", "2")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_testing.model_flags import training_flags
 
 LATENT = (
     *(
@@ -30,7 +30,7 @@ from mindspeed_core.platforms.broken_packages import take_broken_as_absent
 
 take_broken_as_absent()
 
-from mindspeed_core.testing.training import SideRequest
+from mindspeed_testing.training import SideRequest
 from mindspeed_testing.npu.value_training import value_rank
 
 record, operations, _ = value_rank(SideRequest(json.loads(sys.argv[1]), 2, platform="npu"), "910B")

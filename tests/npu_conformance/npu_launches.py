@@ -9,13 +9,13 @@ import pytest
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from mindspeed_core.backend_contracts import BackendRefusal
-from mindspeed_core.testing.dry_run import MeasureRequest, measure_rank
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_megatron.backend_contracts import BackendRefusal
+from mindspeed_testing.dry_run import MeasureRequest, measure_rank
 from mindspeed_testing.lagging.planting import PlantedFault, planted
+from mindspeed_testing.model_flags import training_flags
 
 IN_FLOAT64 = PlantedFault(
-    "mindspeed_core.hosts.standalone.optimizer",
+    "mindspeed_train.optimizer",
     "facts = torch.tensor(local, dtype=torch.float32",
     "facts = torch.tensor(local, dtype=torch.float64",
 )

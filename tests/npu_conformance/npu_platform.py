@@ -7,9 +7,9 @@ import types
 import pytest
 import torch
 
-from mindspeed_core.cli.doctor.probe import probe
-from mindspeed_core.platforms.npu import NpuPlatform
 from mindspeed_core.runtime.patches import PatchLedger
+from mindspeed_megatron.devices.npu import NpuPlatform
+from mindspeed_megatron.doctor.probe import probe
 from mindspeed_testing.npu import fake_npu, fake_world, value_device
 
 REFUSED = "507899"

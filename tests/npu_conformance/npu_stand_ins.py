@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from mindspeed_core.platforms.fake.answers import UnknownNumber
+from mindspeed_megatron.fake.answers import UnknownNumber
 from mindspeed_testing.npu import fake_npu, value_device
 from mindspeed_testing.npu.stubs import DEVICES
 

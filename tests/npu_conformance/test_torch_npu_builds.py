@@ -7,13 +7,17 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from mindspeed_core.cli.doctor.supported_versions import NPU_CANN, NPU_WITHOUT_CANN
+from mindspeed_megatron.doctor.supported_versions import NPU_CANN, NPU_WITHOUT_CANN
 from mindspeed_testing.npu.builds import guards, published, unserved
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     ROOT / "mindspeed_core",
-    *sorted(path for path in ROOT.glob("plugins/*/src/*") if path.name != "mindspeed_testing"),
+    *sorted(
+        path
+        for path in (*ROOT.glob("packages/*/src/*"), *ROOT.glob("plugins/*/src/*"))
+        if path.name != "mindspeed_testing"
+    ),
 ]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.platforms.torch_npu_uses import api_uses, package_folders, uses_of
+from mindspeed_megatron.devices.torch_npu_uses import api_uses, package_folders, uses_of
 from mindspeed_testing.npu import schemas
 from mindspeed_testing.npu.reached import ReachedUses
 
@@ -157,5 +157,5 @@ def test_what_changed_is_shown_with_both_versions(monkeypatch):
 
 
 def test_sources_of_the_core_are_read_without_importing_them():
-    sites = api_uses([ROOT / "mindspeed_core" / "platforms"])
+    sites = api_uses([ROOT / "mindspeed_core" / "platforms", *ROOT.glob("packages/*/src/*/devices")])
     assert {"torch.npu.synchronize", "torch.npu.is_available"} <= {site.name for site in sites}

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECTS = (ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")))
+PROJECTS = (
+    ROOT,
+    *sorted(
+        path.parent
+        for path in (*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("plugins/*/pyproject.toml"))
+    ),
+)
 OURS = ("mindspeed", "_mindspeed", "__editable__", "_editable_impl", "acme_")
 
 
@@ -28,10 +34,8 @@ def wheels(tmp_path_factory):
     return sorted(folder.glob("*.whl"))
 
 
-@pytest.fixture(scope="module")
-def installed(wheels, tmp_path_factory):
-    """An environment with nothing of the checkout: our wheels, and the libraries of this environment."""
-    root = tmp_path_factory.mktemp("fresh")
+def environment(root, wheels):
+    """Make an environment with nothing of the checkout: wheels, and the libraries of this environment."""
     run(sys.executable, "-m", "venv", "--without-pip", root)
     python = root / "bin" / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
@@ -43,6 +47,11 @@ def installed(wheels, tmp_path_factory):
         *("--no-warn-script-location", *wheels),
     )
     return root
+
+
+@pytest.fixture(scope="module")
+def installed(wheels, tmp_path_factory):
+    return environment(tmp_path_factory.mktemp("fresh"), wheels)
 
 
 def clean():
@@ -65,6 +74,19 @@ def test_features_of_installed_wheels_are_listed(installed, tmp_path):
     for name in ("flash-attn", "fused-rmsnorm", "fused-swiglu", "profile"):
         assert name in listed
     assert "broken" not in listed
+
+
+def test_the_core_alone_lists_and_says_what_brings_the_rest(wheels, tmp_path):
+    core = [wheel for wheel in wheels if wheel.name.startswith("mindspeed_core-")]
+    root = environment(tmp_path / "alone", core)
+    listing = (
+        "import sys; from mindspeed_core.cli.features import main; assert main(['list']) == 0; "
+        "assert not {'torch', 'megatron', 'numpy'} & {*sys.modules}"
+    )
+    run(root / "bin" / "python", "-c", listing, cwd=tmp_path, env=clean())
+    command = [root / "bin" / "mindspeed-features", "verify", "flash-attn"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=clean())
+    assert (done.returncode, "pip install mindspeed-testing" in done.stderr) == (1, True)
 
 
 def test_a_training_runs_from_installed_wheels(installed, tmp_path):

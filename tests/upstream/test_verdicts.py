@@ -8,12 +8,12 @@ import pytest
 
 from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.flags.flag_set import flag_set
+from mindspeed_core.flags.notes import lines
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.upstream.notes import lines
-from mindspeed_core.upstream.table import VERDICTS, verdict_on
-from mindspeed_core.upstream.translations import TRANSLATIONS
-from mindspeed_core.upstream.verdicts import NOTED, REFUSED
+from mindspeed_megatron.upstream.table import VERDICTS, verdict_on
+from mindspeed_megatron.upstream.translations import TRANSLATIONS
+from mindspeed_megatron.upstream.verdicts import NOTED, REFUSED
 
 MODEL = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1"
 HARMLESS = (

@@ -5,13 +5,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.instruments.communication import count_communication
-from mindspeed_core.testing import run_world
 from mindspeed_cp.engine import masks, planners, tiles
 from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, Grid, balanced_layout, layout_of
 from mindspeed_cp.options import CPOptions
+from mindspeed_megatron.instruments.communication import count_communication
+from mindspeed_testing import run_world
 
 LENGTH, TILE = 96, 8
 

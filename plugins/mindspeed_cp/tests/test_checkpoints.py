@@ -10,8 +10,8 @@ from importlib.metadata import version
 import pytest
 from packaging.version import Version
 
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
 
 ROPE = (
     *("--num-layers", "2", "--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu"),
@@ -77,9 +77,9 @@ def symbols():
 def trained(flags, steps, *, save_to="", load_from="", saved_after=0, look=None):
     """Losses of a run in this world, saved on the way or continued; ``look`` sees the run before it ends."""
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
-    from mindspeed_core.hosts.standalone.checkpoint import rng_state
+    from mindspeed_train import loop
+    from mindspeed_train.arguments.run_length import batch_at
+    from mindspeed_train.checkpoint import rng_state
 
     command = training_flags(tuple(map(str, flags)), 8)
     command += ["--save", save_to] if save_to else []
@@ -153,7 +153,7 @@ def wrong_by_slopes(run):
 
 
 def observed(folder):
-    from mindspeed_core.testing.leak_check import ProcessState
+    from mindspeed_testing.leak_check import ProcessState
 
     split = ("--context-parallel-size",)
     found = {}

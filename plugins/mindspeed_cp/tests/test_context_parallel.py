@@ -10,19 +10,19 @@ import torch.distributed as dist
 
 from mindspeed_core import check_feature
 from mindspeed_core.activation import plan_for, prepare
-from mindspeed_core.megatron.loss import loss_of
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.run import Batch, Loss
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.scenarios import scenario_parameters
-from mindspeed_core.testing.verify import verify
 from mindspeed_cp.engine.planners import Grid
 from mindspeed_cp.features import DECLARATIONS, ContextParallel
 from mindspeed_cp.modules.loss import over_the_sequence
 from mindspeed_cp.modules.members import group_parts
 from mindspeed_cp.options import CPOptions, cp_options
+from mindspeed_megatron.loss import loss_of
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.scenarios import scenario_parameters
+from mindspeed_testing.verify import verify
 
 
 def test_the_declaration_is_sound():

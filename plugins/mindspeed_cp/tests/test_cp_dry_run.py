@@ -3,9 +3,9 @@
 import pytest
 
 from mindspeed_core.discovery.feature_checks import declared_features
-from mindspeed_core.testing.dry_run import verify_dry_run, why_not_dry
-from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_cp.features import DECLARATIONS
+from mindspeed_testing.dry_run import verify_dry_run, why_not_dry
+from mindspeed_testing.scenarios import scenario_parameters
 
 ALWAYS = ("context-parallel-ring",)
 

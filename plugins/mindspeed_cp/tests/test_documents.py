@@ -10,16 +10,16 @@ from mindspeed_core import activate
 from mindspeed_core.activation import prepare
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_cp.engine.documents import ends_by_length, ends_by_position, ends_by_token, restarted
 from mindspeed_cp.engine.layout import documents_zigzag
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.tasks import tasks
 from mindspeed_cp.given_mask import given_mask, set_attention_mask
 from mindspeed_cp.modules.rules import end_of_document, rules_of
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 LENGTH, LAST = 32, 127
 

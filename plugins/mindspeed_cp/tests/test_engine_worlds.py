@@ -6,9 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.instruments.communication import count_communication
-from mindspeed_core.instruments.memory import TensorBytes
-from mindspeed_core.testing import run_world
+from mindspeed_core.platforms.memory import TensorBytes
 from mindspeed_cp.engine import counters
 from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.exchange import exchange, needed_rows
@@ -19,6 +17,8 @@ from mindspeed_cp.engine.ring_table import ring_table
 from mindspeed_cp.engine.scores import Dropout
 from mindspeed_cp.engine.volume import Sizes, share_of
 from mindspeed_cp.options import CPOptions
+from mindspeed_megatron.instruments.communication import count_communication
+from mindspeed_testing import run_world
 
 LENGTH = 48
 

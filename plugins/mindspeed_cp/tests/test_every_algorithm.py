@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.compare import compare_numbers, compare_tensors
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.training import SideRequest, train_rank
 from mindspeed_cp.engine.masks import MaskRule
+from mindspeed_testing import run_world
+from mindspeed_testing.compare import compare_numbers, compare_tensors
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.training import SideRequest, train_rank
 
 STEPS, TOLERANCE = 5, 2e-5
 _ALGO, _INNER = "--context-parallel-algo", ("--ulysses-degree-in-cp", "2")

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from test_engine_worlds import dense
 
-from mindspeed_core.testing import run_world
 from mindspeed_cp.engine.attention import CallOptions
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.functional import (
@@ -18,6 +17,7 @@ from mindspeed_cp.functional import (
     ring_attention,
     ulysses_attention,
 )
+from mindspeed_testing import run_world
 
 PAGE = Path(__file__).parents[1] / "src" / "mindspeed_cp" / "docs" / "context-parallel.md"
 

@@ -6,10 +6,10 @@ import torch.distributed as dist
 from megatron.core.parallel_state import RankGenerator
 
 from mindspeed_core.runtime.process_groups import Groups, created_apart, sub_groups
-from mindspeed_core.testing import run_world
 from mindspeed_cp.engine.planners import Grid
 from mindspeed_cp.modules.members import group_parts
 from mindspeed_cp.options import CPOptions
+from mindspeed_testing import run_world
 
 HYBRID = CPOptions(Grid(4, 4, window=2), send_receive_overlap=True)
 

@@ -9,7 +9,6 @@ from megatron.core.transformer.enums import AttnMaskType
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.feature import DeclarationError
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.kernels import (
     Case,
@@ -24,6 +23,7 @@ from mindspeed_cp.engine.planners import Grid
 from mindspeed_cp.modules import core_attention
 from mindspeed_cp.modules.batch import SplitBatch
 from mindspeed_cp.options import CPOptions, cp_options
+from mindspeed_testing.model_flags import training_flags
 
 
 def case(**given_):

@@ -8,12 +8,12 @@ from recording_npu import recording
 from rectangles import definition
 from test_engine_worlds import LENGTH, RULES, check, chosen, grids, members_of
 
-from mindspeed_core.testing import run_world
 from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import RING, Grid, layout_of
 from mindspeed_cp.engine.scores import Dropout, Scores
 from mindspeed_cp.options import CPOptions
+from mindspeed_testing import run_world
 
 
 def errors(grid, members, rule, dtype):

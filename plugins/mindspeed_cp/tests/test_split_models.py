@@ -13,12 +13,12 @@ from mindspeed_core import check_feature
 from mindspeed_core.activation import prepare
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.training import train_side
 from mindspeed_cp import attention_flags
 from mindspeed_cp.engine.layout import contiguous, documents_zigzag, zigzag
 from mindspeed_cp.engine.shift import shift_plan
 from mindspeed_cp.features import SplitPredictions
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.training import train_side
 
 
 def plan(*flags):

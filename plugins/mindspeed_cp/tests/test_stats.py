@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 from mindspeed_core.activation import prepare
-from mindspeed_core.hosts.standalone.loop import train
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train.loop import train
 
 FLAGS = training_flags(("--context-parallel-size", "4", "--hidden-dropout", "0"), 1)
 

@@ -16,7 +16,6 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from mindspeed_core.platforms.fake.tensors import ShapesOnly
 from mindspeed_kernels.attention.bias import alibi_slopes
 from mindspeed_kernels.attention.mask_store import (
     STORE,
@@ -33,6 +32,7 @@ from mindspeed_kernels.modules.core_attention import (
     without_attention_recompute,
 )
 from mindspeed_kernels.ops import ContractError
+from mindspeed_megatron.fake.tensors import ShapesOnly
 
 
 class Placements:

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from differential import ranks
 from differential.case import WORLD_GENERATORS
 
-from mindspeed_core.testing import run_world
+from mindspeed_testing import run_world
 
 QUICK, THOROUGH = 12, 100
 OPERATORS = sorted(WORLD_GENERATORS)

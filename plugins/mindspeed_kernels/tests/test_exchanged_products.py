@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.testing import run_world
 from mindspeed_kernels.ops import ContractError, all2all_grouped_matmul, grouped_matmul_all2all
+from mindspeed_testing import run_world
 
 RANKS, EXPERTS, WIDE, OUT, SHARED = 2, 2, 4, 3, 5
 COUNTS = {

@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from mindspeed_core.testing.training import train_side
 from mindspeed_kernels.ops.gmm_put_off import PutOffProduct
+from mindspeed_testing.training import train_side
 
 MODEL = (
     *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32", "--num-layers", "2"),

@@ -11,10 +11,10 @@ from mindspeed_core.activation import prepare
 from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.scenarios import scenario_parameters
-from mindspeed_core.testing.verify import assert_equivalent, verify
 from mindspeed_kernels.features import DECLARATIONS
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.scenarios import scenario_parameters
+from mindspeed_testing.verify import assert_equivalent, verify
 
 FEATURES = declared_features(DECLARATIONS)
 

@@ -12,11 +12,11 @@ from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from mindspeed_core.megatron.plain_norm import PlainNorm
 from mindspeed_kernels.modules.activation import FusedSwiGLU, place_swiglu, use_activation_modules
 from mindspeed_kernels.modules.core_attention import place_attention
 from mindspeed_kernels.modules.norm import FusedRMSNorm, place_rms_norm
 from mindspeed_kernels.modules.rope import with_fused_rotation
+from mindspeed_megatron.plain_norm import PlainNorm
 
 
 class Placements:

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindspeed_core.testing import run_world
 from mindspeed_kernels.ops import availability
 from mindspeed_kernels.ops.ffn import npu_ffn
 from mindspeed_kernels.ops.gmm import grouped_matmul
@@ -25,6 +24,7 @@ from mindspeed_kernels.ops.overlapped_matmul import (
 )
 from mindspeed_kernels.ops.quant_gmm import quant_grouped_matmul
 from mindspeed_kernels.ops.weight_quant_gmm import weight_quant_grouped_matmul
+from mindspeed_testing import run_world
 from mindspeed_testing.npu.kernels.communicators import communicator_name
 from mindspeed_testing.npu.stand_in import kernels_on_cpu
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.testing import run_world
 from mindspeed_kernels.ops import ContractError
 from mindspeed_kernels.ops.lcal_functional import coc_ops
 from mindspeed_kernels.ops.npu_all_to_all_all_gather_bmm import npu_alltoall_allgather_bmm
@@ -22,6 +21,7 @@ from mindspeed_kernels.ops.overlapped_matmul import (
     product_scattered,
     product_summed,
 )
+from mindspeed_testing import run_world
 
 
 def same(seed, *shape, dtype=torch.float64):

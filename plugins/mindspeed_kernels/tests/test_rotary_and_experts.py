@@ -8,9 +8,9 @@ from megatron.core.models.common.embeddings import rope_utils
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_kernels.modules.rope import packed_rotation, rotation, with_fused_rotation
 from mindspeed_kernels.modules.weight_gradients import LinearWeightGradients
+from mindspeed_testing.model_flags import training_flags
 
 
 def configured(**values):

@@ -12,11 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton_cases import CASES
 from triton_cases import OPERATORS as WITH_KERNELS
 
-from mindspeed_core.platforms.planned_kernels import kernels_of
 from mindspeed_kernels.call import Call
 from mindspeed_kernels.conformance import samples_of
 from mindspeed_kernels.device_kernels.launching import launch
 from mindspeed_kernels.ops import OPERATORS
+from mindspeed_megatron.planned_kernels import kernels_of
 
 pytest.importorskip("triton")
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.testing import run_world
 from mindspeed_kernels import ops
 from mindspeed_kernels.absent import ABSENT
 from mindspeed_kernels.op_builder import RmsNormOpBuilder, SwigluOpBuilder
@@ -29,6 +28,7 @@ from mindspeed_kernels.ops.npu_moe_token_permute import npu_moe_token_permute
 from mindspeed_kernels.ops.npu_moe_token_unpermute import npu_moe_token_unpermute
 from mindspeed_kernels.ops.npu_ring_attention_update import npu_ring_attention_update
 from mindspeed_kernels.ops.npu_rotary_position_embedding import npu_rotary_position_embedding
+from mindspeed_testing import run_world
 
 ENDS, COUNTS = [1, 3, 6, 10, 15, 21, 28, 32], [1, 3, 3, 4, 5, 6, 7, 3]
 GROUPS = [slice(start, end) for start, end in zip([0, *ENDS], [*ENDS, 32])][:8]

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from mindspeed_core.activation import activate
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.megatron.global_state import destroy_megatron_state
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.saved_state import saved_state
+from mindspeed_megatron.global_state import destroy_megatron_state
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.saved_state import saved_state
+from mindspeed_train import loop
 
 STEPS = 8
 

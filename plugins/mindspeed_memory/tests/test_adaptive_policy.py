@@ -5,15 +5,15 @@ import torch
 
 from mindspeed_core.activation import activate, prepare
 from mindspeed_core.errors import UserError
-from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.gloo_threads import released_when_waited
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_memory.features.proofs import EXPERTS, MODEL, PP2, TP2
 from mindspeed_memory.policy.adaptive import AdaptiveRecompute
 from mindspeed_memory.policy.costs import NOTHING, WHOLE
+from mindspeed_testing import run_world
+from mindspeed_testing.gloo_threads import released_when_waited
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 INSTALLED = Registry.discover()
 LONG = ("--seq-length", "128", "--max-position-embeddings", "128")

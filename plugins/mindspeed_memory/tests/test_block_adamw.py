@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mindspeed_core.instruments.memory import TensorBytes
 from mindspeed_core.platforms.cpu import CpuPlatform
+from mindspeed_core.platforms.memory import TensorBytes
 from mindspeed_memory.optim.block_adamw import BlockAdamW
 from mindspeed_memory.optim.options import SIGN, SPLIT, BlockOptions
 from mindspeed_memory.optim.places import Budget, Compressor, Device, Host

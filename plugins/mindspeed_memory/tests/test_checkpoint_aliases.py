@@ -3,12 +3,12 @@
 import pytest
 
 from mindspeed_core.activation import activate, prepare
-from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_memory.features.proofs import PP2
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 INSTALLED = Registry.discover()
 SWITCH, POLICY, BLOCK = "--checkpoint-activations", "--checkpoint-policy", "--checkpoint_block_layer"

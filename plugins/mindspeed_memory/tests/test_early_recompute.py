@@ -5,14 +5,14 @@ from optimizer_runs import opened, train
 
 from mindspeed_core.activation import plan_for
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.worlds import run_world
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_memory.features.proofs import BLOCK, INTERLEAVED, MODEL, PP2
 from mindspeed_memory.recompute.early import EarlyPasses
 from mindspeed_memory.recompute.layers import blocks
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.worlds import run_world
 
 INSTALLED = Registry.discover()
 ADVANCE, BUBBLE = ("--recompute-in-advance", *BLOCK, "1"), ("--recompute-in-bubble",)

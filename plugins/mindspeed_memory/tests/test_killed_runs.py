@@ -3,7 +3,7 @@
 import pytest
 
 from mindspeed_core.discovery.feature_checks import declared_features
-from mindspeed_core.megatron.tracker import TRACKER
+from mindspeed_megatron.tracker import TRACKER
 from mindspeed_memory.features import DECLARATIONS
 from mindspeed_testing.faults import records, start_job
 

@@ -7,15 +7,15 @@ import torch
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.megatron.unwrap import unwrap
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_memory.recompute.layers import layers_of
 from mindspeed_memory.saved.host_copy import HostCopies
+from mindspeed_testing import run_world
 from mindspeed_testing.lagging.findings import LaggingDeviceError
 from mindspeed_testing.lagging.planting import PlantedFault, planted
 from mindspeed_testing.lagging.runs import Training, outcomes
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 SMALL = ("--global-batch-size", "2", "--swap-min-bytes", "1")
 PLAIN = ("--hidden-dropout", "0.1", "--num-layers", "3")

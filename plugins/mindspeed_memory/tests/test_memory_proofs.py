@@ -2,9 +2,9 @@
 
 import pytest
 
-from mindspeed_core.testing.scenarios import scenario_parameters
-from mindspeed_core.testing.verify import verify
 from mindspeed_memory.features import DECLARATIONS
+from mindspeed_testing.scenarios import scenario_parameters
+from mindspeed_testing.verify import verify
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from mindspeed_core.activation import plan_for
 from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.validation import check
 from mindspeed_memory.features import DECLARATIONS
 from mindspeed_memory.features.proofs import BLOCK, FSDP2, INTERLEAVED, MEGATRON_FSDP
+from mindspeed_testing.model_flags import training_flags
 
 INSTALLED = Registry.discover()
 BF16, FLASH = ("--bf16",), ("--use-flash-attn",)

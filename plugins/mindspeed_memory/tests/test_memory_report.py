@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 from optimizer_runs import opened, train
 
-from mindspeed_core.testing.worlds import run_world
 from mindspeed_memory.report.removal import removed_by
 from mindspeed_memory.report.timeline import Timeline, picture, readable
+from mindspeed_testing.worlds import run_world
 
 BF16 = ("--bf16", "--clip-grad", "0.5")
 LAYOUTS = {

@@ -5,13 +5,13 @@ import torch
 
 from mindspeed_core.activation import activate, prepare
 from mindspeed_core.errors import UserError
-from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_memory.features.proofs import FUSED_LLAMA, PP2
 from mindspeed_memory.patterns import Pattern, outermost
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 INSTALLED = Registry.discover()
 

@@ -11,11 +11,11 @@ from mindspeed_core.activation import prepare
 from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.megatron.unwrap import unwrap
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_memory.features import DECLARATIONS
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 SMALL = (
     *("--global-batch-size", "2", "--num-layers", "3", "--swiglu", "--normalization", "RMSNorm"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from optimizer_runs import differing, opened, optimizer_tensors, save, train
 
-from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing.worlds import run_world
 
 BF16 = ("--bf16", "--clip-grad", "0.5")
 SHARDED = (*BF16, "--use-distributed-optimizer")

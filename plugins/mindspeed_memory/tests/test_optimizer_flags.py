@@ -9,9 +9,9 @@ import pytest
 from mindspeed_core.activation import plan_for
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_memory import allocator_settings
 from mindspeed_memory.features.memory_fragmentation import MemoryFragmentation
+from mindspeed_testing.model_flags import training_flags
 
 INSTALLED = Registry.discover()
 BF16, HALF = ("--bf16",), ("--bf16", "--grad-reduce-in-bf16")

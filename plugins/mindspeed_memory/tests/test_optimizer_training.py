@@ -11,7 +11,7 @@ from optimizer_runs import inner, opened, train
 
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing.worlds import run_world
 
 SHARDED = ("--bf16", "--clip-grad", "0.5", "--use-distributed-optimizer")
 HALF = (*SHARDED, "--grad-reduce-in-bf16", "--overlap-grad-reduce", "--overlap-param-gather")

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindspeed_core.activation import activate, prepare
-from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_memory.features.proofs import BLOCK, INTERLEAVED, MODEL, PP2
 from mindspeed_memory.recompute.selection import Selection
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 INSTALLED = Registry.discover()
 ACTIVATION = ("--recompute-activation-function",)
@@ -106,7 +106,7 @@ def checkpoints(*flags):
     """Train a step; return how many layers each chunk computed again, and what layers were told."""
     from megatron.core.transformer.transformer_block import TransformerBlock
 
-    from mindspeed_core.megatron.unwrap import unwrap
+    from mindspeed_megatron.unwrap import unwrap
 
     with activate(
         training_flags((*MODEL, *flags), 1, INSTALLED), platform="cpu", host="standalone"
@@ -164,7 +164,7 @@ def test_the_last_layer_of_the_model_is_spared_where_it_was_chosen(counted):
 
 def forward_alone():
     """Run a layer without gradients, in evaluation, and with frozen weights; return what was emptied."""
-    from mindspeed_core.megatron.unwrap import unwrap
+    from mindspeed_megatron.unwrap import unwrap
 
     flags = training_flags(
         (*MODEL, "--hidden-dropout", "0", "--attention-dropout", "0", *ACTIVATION, *NORM), 1, INSTALLED

@@ -21,8 +21,8 @@ def planned(flags):
 
 
 def layers_that_compute_feed_forward_again(flags):
-    from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.megatron.unwrap import unwrap
+    from mindspeed_megatron.unwrap import unwrap
+    from mindspeed_train import loop
 
     with prepare(shlex.split(f"{SMALL} {flags}"), host="standalone") as session:
         run = loop.setup(session)

@@ -9,11 +9,8 @@ from hypothesis import strategies as st
 
 from mindspeed_core.activation import activate, prepare
 from mindspeed_core.errors import ArgumentError, UserError
-from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_memory.features.proofs import MODEL, PP2
 from mindspeed_memory.policy.swap_policy_file import (
     ChunkSwaps,
@@ -23,6 +20,9 @@ from mindspeed_memory.policy.swap_policy_file import (
     write_policy,
 )
 from mindspeed_memory.policy.tensor_swaps import Life, Trace, by_chunk, chosen_swaps
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 INSTALLED = Registry.discover()
 SMART = ("--smart-swap", "--swap-min-bytes", "1024")

@@ -8,11 +8,11 @@ from megatron.core.transformer.moe.router import TopKRouter
 from moved_experts import mostly_to_the_first
 
 from mindspeed_core.activation import activate
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_moe import experts
 from mindspeed_moe.expert_map.copies import HotExperts
 from mindspeed_moe.expert_map.planning import rows_with_copies
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 
 def one_step(flags):

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from megatron.core.transformer.moe.router import TopKRouter
 
 from mindspeed_core.activation import activate
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.testing.canonical import canonical_parameters
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_moe.expert_map import migration, rebalancing
+from mindspeed_testing.canonical import canonical_parameters
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 
 def mostly_to_the_first(original):

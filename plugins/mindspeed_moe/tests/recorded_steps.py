@@ -12,10 +12,10 @@ import torch
 from megatron.core.transformer.moe.router import TopKRouter
 
 from mindspeed_core.activation import activate
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.instruments.communication import count_communication
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_megatron.instruments.communication import count_communication
 from mindspeed_moe import experts, launch_wait, weight_gradients, zero_memory
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 WIDTHS = {32, 96}
 """Of experts: the narrow ones of the model of proofs, and wide ones."""

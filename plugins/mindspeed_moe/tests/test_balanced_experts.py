@@ -2,9 +2,9 @@
 
 import pytest
 
-from mindspeed_core.testing.worlds import run_world
 from mindspeed_moe.features.expert_map_proofs import EIGHT, HOT
 from mindspeed_moe.features.proofs import EP2
+from mindspeed_testing.worlds import run_world
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.testing import run_world
+from mindspeed_testing import run_world
 
 ITEMS, EACH, HIDDEN = 3, 2, 4
 FORWARD = (

@@ -10,17 +10,17 @@ from mindspeed_core.activation import activate, plan_for, prepare
 from mindspeed_core.discovery.extensions import ExtensionError
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import DeclarationError
-from mindspeed_core.instruments.communication import count_communication
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_megatron.instruments.communication import count_communication
 from mindspeed_moe import comm_plans
 from mindspeed_moe.comm_plans import Exchanged, Hop, cheapest, check_planner, hops_of
 from mindspeed_moe.features.proofs import EP2, GATHERED, MODEL, OVERLAP, SHARED, TP2
 from mindspeed_moe.hops import packed, unpacked
 from mindspeed_moe.plan_groups import hop_parts
 from mindspeed_moe.row_spread import gathered_sum, spread
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
 
 HIDDEN, EXPERTS, CHOICES, RANKS = 64, 16, 4, 4
 EP4 = ("--expert-model-parallel-size", "4")
@@ -48,7 +48,7 @@ def routed(maps, original):
 def train_plans(folder):
     from megatron.core.transformer.moe.router import TopKRouter
 
-    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_train import loop
 
     found = {}
     for name, flags in PLANS.items():

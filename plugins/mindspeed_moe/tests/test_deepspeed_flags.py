@@ -5,11 +5,11 @@ import pytest
 from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_moe.features.deepspeed_proofs import DEEPSPEED, NO_DROP, PADDED
 from mindspeed_moe.features.pipe_experts_proofs import PIPE
 from mindspeed_moe.features.proofs import EP2, GATHERED, MODEL, OVERLAP, SHARED
 from mindspeed_moe.options import layer_options
+from mindspeed_testing.model_flags import training_flags
 
 INSTALLED = Registry.discover()
 ONE = ("--moe-router-topk", "1")

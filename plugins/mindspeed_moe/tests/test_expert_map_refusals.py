@@ -5,9 +5,9 @@ import pytest
 from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_moe.features.expert_map_proofs import EIGHT, HOT
 from mindspeed_moe.features.proofs import EP2, OVERLAP, TP2
+from mindspeed_testing.model_flags import training_flags
 
 INSTALLED = Registry.discover()
 MOVES = ("--enable-expert-placement",)

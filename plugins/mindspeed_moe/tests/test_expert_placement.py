@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindspeed_core.testing.worlds import run_world
 from mindspeed_moe.expert_map.migration import Moves
 from mindspeed_moe.expert_map.planning import (
     balance,
@@ -19,6 +18,7 @@ from mindspeed_moe.expert_map.planning import (
 )
 from mindspeed_moe.features.expert_map_proofs import EIGHT
 from mindspeed_moe.features.proofs import EP2
+from mindspeed_testing.worlds import run_world
 
 
 @st.composite

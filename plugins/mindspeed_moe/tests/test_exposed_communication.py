@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_core.testing import run_world
+from mindspeed_testing import run_world
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 

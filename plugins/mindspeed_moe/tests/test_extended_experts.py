@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mindspeed_core import Registry, check
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_testing.model_flags import training_flags
 
 MODEL = (
     *("--num-experts", "4", "--moe-router-topk", "2", "--moe-token-dispatcher-type", "alltoall"),

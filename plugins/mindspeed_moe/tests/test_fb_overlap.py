@@ -9,11 +9,11 @@ import torch
 from mindspeed_core.activation import plan_for
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_moe.features import ForwardBackwardOverlap
 from mindspeed_moe.features.fb_overlap_proofs import INTERLEAVED, PAIRED
 from mindspeed_moe.features.proofs import EP2, GATHERED, MODEL, OVERLAP, SHARED
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
 
 THREE = (*MODEL, *EP2, *SHARED, "--num-layers", "1", "--global-batch-size", "6", "--micro-batch-size", "1")
 SHARDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
@@ -81,8 +81,8 @@ def another_schedule():
     """Hand the feature a schedule that pairs nothing, and look at the option that it sets."""
     from mindspeed_core.activation import activate
     from mindspeed_core.errors import UserError
-    from mindspeed_core.hosts.standalone import loop
     from mindspeed_moe.paired_schedule import PairedSchedule
+    from mindspeed_train import loop
 
     said, options = [], []
     with activate(training_flags((*THREE, *PAIRED), 1), host="standalone") as session:

@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.testing.training import train_side
 from mindspeed_moe.load_log import LoadedModel, StepLoads, append_step, describe, read_log
 from mindspeed_moe.load_picture import picture
 from mindspeed_moe.load_report import report_on, unevenness
 from mindspeed_moe.report_command import report
+from mindspeed_testing.training import train_side
 
 MODEL = LoadedModel(
     experts=4,

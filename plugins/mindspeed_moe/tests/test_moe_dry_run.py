@@ -2,9 +2,9 @@
 
 import pytest
 
-from mindspeed_core.testing.dry_run import verify_dry_run
-from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_moe.features import DECLARATIONS
+from mindspeed_testing.dry_run import verify_dry_run
+from mindspeed_testing.scenarios import scenario_parameters
 
 ALWAYS = ("moe-core-ep2",)
 

@@ -11,12 +11,12 @@ from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.scenarios import scenario_parameters
-from mindspeed_core.testing.verify import verify
 from mindspeed_moe.features import DECLARATIONS
 from mindspeed_moe.features.proofs import EP2, GATHER_OVERLAP, GATHERED, MODEL, OVERLAP, SHARED
 from mindspeed_moe.options import LayerOptions
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.scenarios import scenario_parameters
+from mindspeed_testing.verify import verify
 
 FEATURES = declared_features(DECLARATIONS)
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mindspeed_core.testing import run_world
 from mindspeed_moe.features.proofs import EP2, GATHER_OVERLAP, MODEL, OVERLAP, SHARED
+from mindspeed_testing import run_world
 
 ONE_CALL = (*MODEL, *EP2, "--num-layers", "1", "--global-batch-size", "2", "--micro-batch-size", "1")
 ADAPTIVE = ("--moe-adaptive-recompute-activation", "--moe-adaptive-recompute-activation-scale")

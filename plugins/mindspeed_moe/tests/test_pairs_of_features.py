@@ -6,7 +6,6 @@ from mindspeed_core.activation import plan_for
 from mindspeed_core.feature import Scenario
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.verify import verify
 from mindspeed_moe.features import (
     AllToAllOverlap,
     AttentionExpertsPipeline,
@@ -17,6 +16,7 @@ from mindspeed_moe.features import (
     FusedProducts,
 )
 from mindspeed_moe.features.proofs import EP2, MODEL, OVERLAP, SHARED
+from mindspeed_testing.verify import verify
 
 INSTALLED = Registry.discover()
 MOVING = ("--enable-expert-placement", "--expert-placement-freq", "1")

@@ -6,10 +6,10 @@ import torch
 from mindspeed_core.activation import plan_for
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing import run_world
 from mindspeed_moe.features.ampipe_proofs import GATHERS
 from mindspeed_moe.features.deepspeed_proofs import DEEPSPEED, NO_DROP
 from mindspeed_moe.features.proofs import EP2, MODEL, OVERLAP, SHARED, TP2
+from mindspeed_testing import run_world
 
 INSTALLED = Registry.discover()
 SLICES = 3
@@ -33,10 +33,10 @@ def recorded():
     from megatron.core.transformer import TransformerLayer
 
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.testing.model_flags import training_flags
     from mindspeed_moe import launch_wait
     from mindspeed_moe.sliced import layer
+    from mindspeed_testing.model_flags import training_flags
+    from mindspeed_train import loop
 
     events, seen = [], {}
     start, finish, attend = launch_wait.Exchange.start, launch_wait.Exchange.finish, layer.attend

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mindspeed_core.megatron.parameter_parts import ParameterPart, ParameterParts
+from mindspeed_megatron.parameter_parts import ParameterPart, ParameterParts
 from mindspeed_optim.float_blocks import BLOCK
 from mindspeed_optim.rules.cadam import CAdam
 

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from state_runs import course, of_kind
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.testing.worlds import run_world
 from mindspeed_optim.ema_export import export_averages
 from mindspeed_optim.program import program
+from mindspeed_testing.worlds import run_world
 
 LLAMA = (
     *("--disable-bias-linear", "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu"),

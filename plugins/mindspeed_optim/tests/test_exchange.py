@@ -8,8 +8,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindspeed_core.testing import run_world
 from mindspeed_optim.muon.exchange import Exchange, owners
+from mindspeed_testing import run_world
 
 costs_and_holders = st.integers(1, 5).flatmap(
     lambda ranks: st.lists(

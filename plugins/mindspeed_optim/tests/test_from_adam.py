@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mindspeed_core.testing.training import Checkpoint, train_side
 from mindspeed_optim.features.proofs import PLAIN, SHARDED, TP2
+from mindspeed_testing.training import Checkpoint, train_side
 
 MUON = ("--optimizer", "muon", "--muon-tp-mode", "duplicated")
 

@@ -5,11 +5,11 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core import ParameterPart
-from mindspeed_core.testing import run_world
 from mindspeed_optim.muon.matrices import Matrix
 from mindspeed_optim.muon.newton_schulz import newton_schulz, scale_factor
 from mindspeed_optim.muon.options import SETS, MuonOptions, coefficients
 from mindspeed_optim.muon.tensor_parallel import orthogonalized
+from mindspeed_testing import run_world
 
 
 def gaussian(*shape, seed=0):

@@ -10,11 +10,11 @@ from mindspeed_core import check_feature
 from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.registry import Registry
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.scenarios import scenario_parameters
-from mindspeed_core.testing.verify import verify
 from mindspeed_core.validation import check
 from mindspeed_optim.features import DECLARATIONS
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.scenarios import scenario_parameters
+from mindspeed_testing.verify import verify
 
 FEATURES = declared_features(DECLARATIONS)
 INSTALLED = Registry.discover()

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mindspeed_core.megatron.parameter_parts import ParameterPart, ParameterParts
 from mindspeed_core.platforms.cpu import CpuPlatform
+from mindspeed_megatron.parameter_parts import ParameterPart, ParameterParts
 from mindspeed_memory.optim.block_adamw import BlockAdamW
 from mindspeed_memory.optim.options import SPLIT, BlockOptions
 from mindspeed_optim.float_blocks import BLOCK

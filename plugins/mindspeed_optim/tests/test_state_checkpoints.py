@@ -6,7 +6,7 @@ import pytest
 import torch
 from state_runs import course, differing, distance, of_kind
 
-from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing.worlds import run_world
 
 LLAMA = ("--disable-bias-linear", "--normalization", "RMSNorm", "--position-embedding-type", "rope")
 SHARDED = (*LLAMA, "--bf16", "--use-distributed-optimizer")

@@ -5,7 +5,7 @@ import pytest
 from mindspeed_core.activation import plan_for
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_testing.model_flags import training_flags
 
 INSTALLED = Registry.discover()
 CADAM = ("--optimizer", "cadam")

@@ -8,7 +8,6 @@ from trained import distance, set_up, trained
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.platforms.cpu import CpuPlatform
-from mindspeed_core.testing import run_world
 from mindspeed_pp import named
 from mindspeed_pp.actions import NAMED, SI, SO, A, B, F, R, W, X, parse_action
 from mindspeed_pp.engine import EngineState
@@ -21,6 +20,7 @@ from mindspeed_pp.simulator import Costs, simulate
 from mindspeed_pp.swaps import Activations, HostCopies, Kept
 from mindspeed_pp.transforms import swapped_operands
 from mindspeed_pp.weight_gradients import WeightGradients
+from mindspeed_testing import run_world
 
 MODEL = ("--pipeline-model-parallel-size", "2", "--untie-embeddings-and-output-weights")
 IN_PLACE = ("--use-gradient-accumulation-fusion", "--use-distributed-optimizer", "--overlap-grad-reduce")

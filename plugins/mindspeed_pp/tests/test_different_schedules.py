@@ -6,10 +6,10 @@ import pytest
 from trained import UNTIED, set_up, trained
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.testing import run_world
 from mindspeed_pp import plan
 from mindspeed_pp.placement import Placement, loop
 from mindspeed_pp.transforms import waves
+from mindspeed_testing import run_world
 
 RANKS = 3
 FLAGS = ("--pipeline-model-parallel-size", str(RANKS), "--num-layers", str(RANKS), UNTIED)

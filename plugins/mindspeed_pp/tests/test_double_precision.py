@@ -9,8 +9,8 @@ import torch
 from trained import PP2, PP4, UNTIED, distance, set_up, trained
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.canonical import canonical_parameters
+from mindspeed_testing import run_world
+from mindspeed_testing.canonical import canonical_parameters
 
 TOLERANCE = 1e-12
 SPLIT_LOSS = 1e-7

@@ -6,11 +6,11 @@ import pytest
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 from trained import PP2, UNTIED, distance, set_up, trained
 
-from mindspeed_core.testing import run_world
 from mindspeed_pp.actions import G
 from mindspeed_pp.registry import rule_named
 from mindspeed_pp.rule import Context
 from mindspeed_pp.schedule import made
+from mindspeed_testing import run_world
 
 OVERLAPS = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 MODEL = (*PP2, UNTIED, "--num-virtual-stages-per-pipeline-rank", "2", "--lr", "0.01")

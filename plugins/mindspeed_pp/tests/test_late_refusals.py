@@ -10,12 +10,12 @@ from trained import set_up
 
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.layer_spec import SpecEditor
-from mindspeed_core.testing import run_world
 from mindspeed_pp.engine import Engine, EngineState
 from mindspeed_pp.plan import Plan
 from mindspeed_pp.registry import rule_named
 from mindspeed_pp.tied_embeddings import share_embedding
 from mindspeed_pp.weight_gradients import place_later_linears
+from mindspeed_testing import run_world
 
 
 class Whole:

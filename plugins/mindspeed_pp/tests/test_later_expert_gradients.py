@@ -3,8 +3,8 @@
 import pytest
 from trained import distance, initial_state, set_up, trained
 
-from mindspeed_core.testing import run_world
 from mindspeed_pp.weight_gradients import WeightGradients
+from mindspeed_testing import run_world
 
 MODEL = (
     *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32", "--swiglu"),

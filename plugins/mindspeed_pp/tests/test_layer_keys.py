@@ -3,10 +3,10 @@
 import pytest
 from trained import PP2, set_up
 
-from mindspeed_core.megatron.model_state import select
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.canonical import sharded_tensors
+from mindspeed_megatron.model_state import select
 from mindspeed_pp.layer_keys import positions, renumbered
+from mindspeed_testing import run_world
+from mindspeed_testing.canonical import sharded_tensors
 
 NOOP = ("--num-layers", "6", "--noop-layers", "0,3")
 

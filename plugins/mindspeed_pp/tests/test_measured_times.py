@@ -7,7 +7,6 @@ import pytest
 from trained import distance, set_up, trained
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.testing import run_world
 from mindspeed_pp.choice import shortest
 from mindspeed_pp.engine import EngineState
 from mindspeed_pp.placement import loop, mirrored
@@ -16,6 +15,7 @@ from mindspeed_pp.profiling import Profiling, better
 from mindspeed_pp.program import main
 from mindspeed_pp.registry import rule_named
 from mindspeed_pp.stage_times import KEY, Measured, read_times, times_of_spans
+from mindspeed_testing import run_world
 
 PP2 = ("--pipeline-model-parallel-size", "2", "--untie-embeddings-and-output-weights")
 SLOW_FORWARD = Measured(((1.0, 0.05, 0.05),) * 2)

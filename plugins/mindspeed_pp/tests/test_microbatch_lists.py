@@ -11,14 +11,14 @@ from trained import PP2, UNTIED, distance, initial_state, set_up, trained
 
 from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.formulas import ELEMENT_SIZE, evaluate, formula_of
-from mindspeed_core.instruments.communication import count_communication
 from mindspeed_core.run import Batch
-from mindspeed_core.testing import run_world
+from mindspeed_megatron.instruments.communication import count_communication
 from mindspeed_pp.features import MicrobatchSizes
 from mindspeed_pp.list_search import makespan, shortest_list
 from mindspeed_pp.microbatch_list import EXAMPLES, parse_sizes, rule_of_orders
 from mindspeed_pp.rule import Context
 from mindspeed_pp.uneven_microbatches import Weighing, regrouped
+from mindspeed_testing import run_world
 
 LIST = ("--optimized-mbs-list", "1,2,3,2")
 

@@ -10,10 +10,10 @@ from trained import PP2, UNTIED, distance, flags_of, initial_state, set_up, trai
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.run import TensorSpec
-from mindspeed_core.testing import run_world
 from mindspeed_pp.channels import Message
 from mindspeed_pp.mail import check_described
 from mindspeed_pp.tensor_shapes import parse_shapes, schema_of
+from mindspeed_testing import run_world
 
 SHAPES = [
     {"name": "left", "shape": ["s", "b", 24]},

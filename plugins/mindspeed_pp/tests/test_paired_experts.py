@@ -4,13 +4,13 @@ import pytest
 from trained import distance, set_up, trained
 
 from mindspeed_core.activation import plan_for
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.validation import check
 from mindspeed_moe.turns import Turns
 from mindspeed_pp.registry import rule_named
 from mindspeed_pp.rule import Context
 from mindspeed_pp.weight_gradients import WeightGradients
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
 
 MICRO_BATCHES = 6
 MODEL = (

@@ -11,9 +11,6 @@ from mindspeed_core import check_feature
 from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.registry import Registry
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.scenarios import scenario_parameters
-from mindspeed_core.testing.verify import verify
 from mindspeed_core.validation import check
 from mindspeed_pp.features import DECLARATIONS, NoopKeys
 from mindspeed_pp.features.proofs import CHUNKS2, PP2, scheduled
@@ -21,6 +18,9 @@ from mindspeed_pp.program import main
 from mindspeed_pp.registry import rule_named
 from mindspeed_pp.rule import Context
 from mindspeed_pp.stage_map import layers_of_stages, layout_text, parse_rows
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.scenarios import scenario_parameters
+from mindspeed_testing.verify import verify
 
 FEATURES = declared_features(DECLARATIONS)
 INSTALLED = Registry.discover()
@@ -370,8 +370,8 @@ def test_scenarios(feature, scenario):
     ids=["by position", "by layer", "every layer"],
 )
 def test_lists_of_layers_name_positions_or_layers(pattern, kept):
-    from mindspeed_core.testing.model_flags import training_flags
     from mindspeed_core.validation import check
+    from mindspeed_testing.model_flags import training_flags
 
     experts = ("--num-experts", "2", "--moe-layer-freq", pattern, "--disable-bias-linear")
     flags = training_flags((*PP2, *experts, "--num-layers", "4", "--noop-layers", "0,3"), 2)

@@ -8,7 +8,6 @@ from trained import set_up, trained
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Feature, hookimpl
-from mindspeed_core.testing import run_world
 from mindspeed_pp import engine
 from mindspeed_pp.actions import A, F
 from mindspeed_pp.features import engine as features
@@ -17,6 +16,7 @@ from mindspeed_pp.positions import described, holding_up
 from mindspeed_pp.registry import rule_named
 from mindspeed_pp.rule import Context
 from mindspeed_pp.schedule import made
+from mindspeed_testing import run_world
 
 RANKS = 3
 SECONDS = 5

@@ -8,10 +8,10 @@ import torch.distributed as dist
 from mindspeed_core.activation import prepare
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_pp.schedules import BUILT_IN
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 PP2 = ("--pipeline-model-parallel-size", "2")
 CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2")

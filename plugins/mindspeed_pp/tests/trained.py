@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from mindspeed_core.activation import activate
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.megatron.global_state import destroy_megatron_state
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.canonical import canonical_gradients, canonical_parameters, load_canonical
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_megatron.global_state import destroy_megatron_state
 from mindspeed_pp.engine import EngineState
+from mindspeed_testing import run_world
+from mindspeed_testing.canonical import canonical_gradients, canonical_parameters, load_canonical
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 PP2, PP4 = (("--pipeline-model-parallel-size", size) for size in ("2", "4"))
 UNTIED = "--untie-embeddings-and-output-weights"

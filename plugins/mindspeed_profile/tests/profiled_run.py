@@ -3,10 +3,10 @@
 import os
 
 from mindspeed_core.activation import activate
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.megatron.flops import count_flops
-from mindspeed_core.megatron.global_state import destroy_megatron_state
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_megatron.flops import count_flops
+from mindspeed_megatron.global_state import destroy_megatron_state
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_train import loop
 
 STEPS = 3
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mindspeed_core.testing import run_world
 from mindspeed_profile.communication_count import largest, lines
+from mindspeed_testing import run_world
 
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 PP2 = ("--pipeline-model-parallel-size", "2")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindspeed_core.testing import run_world
+from mindspeed_testing import run_world
 
 COUNT = ("--op-cal-tflops", "--peak-tflops", "1")
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")

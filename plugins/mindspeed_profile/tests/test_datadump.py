@@ -10,7 +10,6 @@ import torch
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.testing import run_world
 from mindspeed_profile.command import main
 from mindspeed_profile.dump_backends import MsprobeDump, make_dump
 from mindspeed_profile.dump_comparison import compare_dumps
@@ -18,6 +17,7 @@ from mindspeed_profile.dump_files import RankDump, read_dump
 from mindspeed_profile.dump_options import DumpOptions, read_options
 from mindspeed_profile.lines_file import LinesFile
 from mindspeed_profile.module_dump import ModuleDump, statistics
+from mindspeed_testing import run_world
 
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 PP2 = ("--pipeline-model-parallel-size", "2")
@@ -51,7 +51,7 @@ class Start:
 
     @hookimpl(wrapper=True)
     def start_run(self, run):
-        from mindspeed_core.testing.canonical import canonical_parameters, load_canonical
+        from mindspeed_testing.canonical import canonical_parameters, load_canonical
 
         if self.weights is None:
             self.weights = canonical_parameters(run)

@@ -9,11 +9,11 @@ from mindspeed_core.activation import prepare
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.runtime.metrics import Metrics
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_profile.features import DECLARATIONS
 from mindspeed_profile.memory_figures import record_figures
 from mindspeed_profile.memory_history import PAUSE_SECONDS, MemoryHistoryFile, history_path
+from mindspeed_testing import run_world
+from mindspeed_testing.model_flags import training_flags
 
 
 class Platform:

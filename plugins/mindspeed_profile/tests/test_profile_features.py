@@ -12,17 +12,17 @@ import torch.distributed as dist
 from mindspeed_core import check_feature
 from mindspeed_core.activation import prepare
 from mindspeed_core.discovery.feature_checks import declared_features
-from mindspeed_core.instruments.communication_events import CommunicationEvents
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.scenarios import scenario_parameters
-from mindspeed_core.testing.training import train_side
-from mindspeed_core.testing.verify import verify
-from mindspeed_core.testing.worlds import WorldError
+from mindspeed_megatron.instruments.communication_events import CommunicationEvents
 from mindspeed_profile.features import DECLARATIONS, Profile
 from mindspeed_profile.features.throughput import CountedThroughput
 from mindspeed_profile.recorder import StepRecorder
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.scenarios import scenario_parameters
+from mindspeed_testing.training import train_side
+from mindspeed_testing.verify import verify
+from mindspeed_testing.worlds import WorldError
 
 FEATURES = declared_features(DECLARATIONS)
 

@@ -6,7 +6,6 @@ import pytest
 import torch.distributed as dist
 
 from mindspeed_core.platforms.streams import HostEvent
-from mindspeed_core.testing import run_world
 from mindspeed_profile.step_clock import (
     COMPUTE,
     DATA,
@@ -17,6 +16,7 @@ from mindspeed_profile.step_clock import (
     part_of_timer,
     spread,
 )
+from mindspeed_testing import run_world
 
 
 class Platform:

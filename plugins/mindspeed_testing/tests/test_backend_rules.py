@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.backend_contracts import BackendRefusal
-from mindspeed_core.backend_contracts.hccl import HCCL
-from mindspeed_core.backend_contracts.nccl import NCCL
+from mindspeed_megatron.backend_contracts import BackendRefusal
+from mindspeed_megatron.backend_contracts.hccl import HCCL
+from mindspeed_megatron.backend_contracts.nccl import NCCL
 from mindspeed_testing.lagging.backend_rules import rules_of
 from mindspeed_testing.lagging.communication import Call
 

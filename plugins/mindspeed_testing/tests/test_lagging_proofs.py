@@ -10,12 +10,12 @@ import pytest
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.scenarios import scenario_parameters
-from mindspeed_core.testing.verify import verify
+from mindspeed_testing import run_world
 from mindspeed_testing.lagging.runs import Training, outcomes
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.scenarios import scenario_parameters
+from mindspeed_testing.verify import verify
+from mindspeed_train import loop
 
 PLUGINS = ("memory", "moe", "tp", "pp", "cp", "kernels", "profile")
 BATCH = ("--global-batch-size", "4")

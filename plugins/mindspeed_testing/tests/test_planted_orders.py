@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindspeed_core.testing import run_world
+from mindspeed_testing import run_world
 from mindspeed_testing.lagging.planting import PlantedFault
 from mindspeed_testing.lagging.runs import Training, outcomes
 

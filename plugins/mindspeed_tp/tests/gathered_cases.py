@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from mindspeed_core.activation import activate
-from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.instruments.communication import count_communication
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_megatron.instruments.communication import count_communication
+from mindspeed_testing.model_flags import training_flags
 from mindspeed_tp.gathered_state import KEYS, slices
+from mindspeed_train import loop
 
 SIZE = 1000
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_core.testing import run_world
+from mindspeed_testing import run_world
 from mindspeed_tp.features.grid_proofs import grid
 from mindspeed_tp.features.proofs import COC
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mindspeed_core.testing.compare_sides import compare_sides
-from mindspeed_core.testing.training import Checkpoint, train_side
+from mindspeed_testing.compare_sides import compare_sides
+from mindspeed_testing.training import Checkpoint, train_side
 from mindspeed_tp.features.grid_proofs import grid
 from mindspeed_tp.features.proofs import BOTH_OVERLAPS, MODEL, SHARDED, SP, TP2
 

@@ -3,7 +3,7 @@
 import pytest
 from gathered_cases import gathered
 
-from mindspeed_core.testing import run_world
+from mindspeed_testing import run_world
 
 BUCKETS = ("--ddp-num-buckets", "3", "--overlap-grad-reduce")
 

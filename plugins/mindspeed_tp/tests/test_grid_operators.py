@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 import mindspeed_core
 from mindspeed_core.errors import UserError
-from mindspeed_core.testing.worlds import run_world
 from mindspeed_kernels.contract import ContractError
+from mindspeed_testing.worlds import run_world
 from mindspeed_tp.grid.place import Place, parts
 from mindspeed_tp.ops.lcal_functional import (
     CoCConfig,

@@ -3,8 +3,8 @@
 import pytest
 
 from mindspeed_core.feature import Resume, Scenario
-from mindspeed_core.testing.dry_run import verify_dry_run
-from mindspeed_core.testing.verify import verify
+from mindspeed_testing.dry_run import verify_dry_run
+from mindspeed_testing.verify import verify
 from mindspeed_tp.features.grid import TwoDimensional
 from mindspeed_tp.features.grid_proofs import LEVEL2, grid, on_one
 from mindspeed_tp.features.proofs import BOTH_OVERLAPS, COC, FULL, MODEL, PLAIN, PP2, SHARDED, SP

@@ -7,7 +7,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.flags.values import RefusedValue
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_testing.model_flags import training_flags
 from mindspeed_tp.features.grid_proofs import grid
 from mindspeed_tp.features.proofs import MODEL, SP, TP2
 from mindspeed_tp.group_options import check_names

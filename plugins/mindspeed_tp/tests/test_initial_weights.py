@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mindspeed_core.testing.training import train_side
+from mindspeed_testing.training import train_side
 from mindspeed_tp.features.grid_proofs import grid
 from mindspeed_tp.features.proofs import MODEL, SP
 

@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from mindspeed_core.testing.compare import compare_tensors
-from mindspeed_core.testing.compare_sides import compare_sides
-from mindspeed_core.testing.training import train_side
+from mindspeed_testing.compare import compare_tensors
+from mindspeed_testing.compare_sides import compare_sides
+from mindspeed_testing.training import train_side
 from mindspeed_tp.features.grid_proofs import grid
 from mindspeed_tp.features.proofs import BOTH_OVERLAPS, COC, FULL, MODEL, PP2, REWRITTEN, SP, TP2
 

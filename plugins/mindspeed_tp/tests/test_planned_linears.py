@@ -8,8 +8,8 @@ import pytest
 import torch
 from linear_cases import Case, both, called, chunked, in_session, linear
 
-from mindspeed_core.instruments.communication import count_communication
-from mindspeed_core.testing import run_world
+from mindspeed_megatron.instruments.communication import count_communication
+from mindspeed_testing import run_world
 from mindspeed_tp.plan import DELAYED, LinearPlan
 
 CASES = {

@@ -5,11 +5,11 @@ from unittest import mock
 
 import pytest
 
-from mindspeed_core.instruments.call_order import disagreements, waiting_for_ever
-from mindspeed_core.testing import run_world
-from mindspeed_core.testing.dry_run import MeasureRequest, measure_rank
-from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_megatron.instruments.call_order import disagreements, waiting_for_ever
+from mindspeed_testing import run_world
+from mindspeed_testing.dry_run import MeasureRequest, measure_rank
 from mindspeed_testing.lagging.planting import PlantedFault, planted
+from mindspeed_testing.model_flags import training_flags
 from mindspeed_tp.features.grid_proofs import grid
 from mindspeed_tp.features.proofs import MODEL
 

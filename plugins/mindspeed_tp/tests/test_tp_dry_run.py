@@ -2,8 +2,8 @@
 
 import pytest
 
-from mindspeed_core.testing.dry_run import verify_dry_run
-from mindspeed_core.testing.scenarios import scenario_parameters
+from mindspeed_testing.dry_run import verify_dry_run
+from mindspeed_testing.scenarios import scenario_parameters
 from mindspeed_tp.features import DECLARATIONS
 
 ALWAYS = ("tp-2d-1x2", "recompute-comm-level2-sp")

@@ -12,9 +12,9 @@ from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.scenarios import scenario_parameters
-from mindspeed_core.testing.verify import verify
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.scenarios import scenario_parameters
+from mindspeed_testing.verify import verify
 from mindspeed_tp.features import DECLARATIONS
 from mindspeed_tp.features.grid_proofs import grid
 from mindspeed_tp.features.proofs import COC, FULL, MODEL, SP, TP2

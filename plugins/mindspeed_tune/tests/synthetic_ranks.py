@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mindspeed_core.instruments.operations import matrix_key
+from mindspeed_megatron.instruments.operations import matrix_key
 from mindspeed_tune.closed_form import DATA, PIPELINE, TENSOR
 from mindspeed_tune.record import Call, Group, LargeTensor, Peak, RankRecord, Run, Stage, Update
 from mindspeed_tune.schedules import BACKWARD, FORWARD, in_flight, order

@@ -7,14 +7,14 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from mindspeed_core.instruments.storage import StorageTracker
-from mindspeed_core.instruments.work_counter import WorkCounter
-from mindspeed_core.platforms import equal_blocks
-from mindspeed_core.platforms.fake.tensors import AnsweringMode, ShapesOnly, shapes_only
 from mindspeed_cp.engine.local import LocalAttention, work_with
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.scores import Scores
 from mindspeed_kernels.ops import npu_fusion_attention, npu_rotary_position_embedding, rms_norm, swiglu
+from mindspeed_megatron import equal_blocks
+from mindspeed_megatron.fake.tensors import AnsweringMode, ShapesOnly, shapes_only
+from mindspeed_megatron.instruments.storage import StorageTracker
+from mindspeed_megatron.instruments.work_counter import WorkCounter
 
 
 def rectangles(length: int = 3000):

@@ -273,7 +273,7 @@ def test_a_feature_without_fake_support_makes_a_plan_incomplete_by_name(runner):
     assert "incomplete: packed-documents: does not state that it works on tensors" in markdown(plan)
 
 
-MEGATRON = Path(__file__).parents[3] / "tests" / "megatron_lm_host" / "fake"
+MEGATRON = Path(__file__).parents[3] / "packages/mindspeed_megatron/tests/megatron_lm_host/fake"
 SCRIPT_FLAGS = "--no-persist-layer-norm --use-cpu-initialization --use-distributed-optimizer"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_core.platforms.planned_kernels import kernels_for
+from mindspeed_megatron.planned_kernels import kernels_for
 
 
 class _Unknown:

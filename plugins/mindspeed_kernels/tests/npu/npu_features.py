@@ -6,8 +6,8 @@ import pytest
 from device_kernels import IN_FLOAT32
 
 from mindspeed_core.discovery.feature_checks import declared_features
-from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_kernels.features import DECLARATIONS
+from mindspeed_testing.model_flags import training_flags
 from mindspeed_testing.npu import shape_only_training
 
 KERNELS = {

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from megatron.core.transformer.transformer_block import TransformerBlock
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_memory.patterns import Pattern, outermost
 
 if TYPE_CHECKING:

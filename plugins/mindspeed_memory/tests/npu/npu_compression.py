@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mindspeed_core.platforms.npu import NpuPlatform
+from mindspeed_megatron.devices.npu import NpuPlatform
 from mindspeed_memory.saved.compressors import compressor
 from mindspeed_memory.saved.device_compression import LEAST, DeviceCompressor, addressed_memory
 from mindspeed_memory.saved.engine import SavedTensors

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_core.megatron.experts import PlainExperts
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
 from mindspeed_kernels.ops.gmm import grouped_matmul
+from mindspeed_megatron.experts import PlainExperts
 from mindspeed_moe.chunked import Item, pipelined
 from mindspeed_moe.dispatchers import LaunchedAllToAllDispatcher
 from mindspeed_moe.launch_wait import GatherRows, ReduceRows

@@ -22,7 +22,7 @@ from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_moe.pairing import without_pairs
 from mindspeed_moe.turns import Turns
 

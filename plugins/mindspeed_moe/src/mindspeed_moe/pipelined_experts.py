@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mindspeed_core.megatron.experts import PlainExperts
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
+from mindspeed_megatron.experts import PlainExperts
 from mindspeed_moe.capacity_dispatcher import CapacityDispatcher
 from mindspeed_moe.chunked import Item, pipelined, pipelined_apart
 from mindspeed_moe.dispatchers import LaunchedAllToAllDispatcher

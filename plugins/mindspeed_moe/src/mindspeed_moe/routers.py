@@ -13,7 +13,7 @@ from megatron.core.transformer.moe.moe_utils import (
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from mindspeed_core.megatron.expert_losses import expert_loss_weight
+from mindspeed_megatron.expert_losses import expert_loss_weight
 from mindspeed_moe.device_losses import device_losses
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from mindspeed_core.instruments.passes import recomputes
 from mindspeed_kernels.ops.gmm import grouped_matmul
+from mindspeed_megatron.instruments.passes import recomputes
 from mindspeed_moe.options import ACTIVATION, DISABLED, LEVEL0, LEVEL1
 from mindspeed_moe.weight_gradients import LaterGradient, Operands
 

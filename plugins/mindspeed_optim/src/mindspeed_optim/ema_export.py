@@ -14,7 +14,7 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_conf
 from torch.distributed import checkpoint as dcp
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone.interface import (
+from mindspeed_train.interface import (
     COMMON_STATE,
     CheckpointIndex,
     ShardReader,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mindspeed_core import ParameterPart
-from mindspeed_core.megatron.described_optimizer import MOMENTS
 from mindspeed_core.platforms.platform import Platform
+from mindspeed_megatron.described_optimizer import MOMENTS
 from mindspeed_memory.optim.places import Device, Kept
 from mindspeed_optim.float_blocks import BLOCK, E4M3, E4M3_ROOT, BlockFloats
 from mindspeed_optim.quantized_formats import FP8

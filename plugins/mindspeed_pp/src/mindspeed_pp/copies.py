@@ -20,7 +20,7 @@ from megatron.core.parallel_state import RankGenerator
 from torch.utils._pytree import tree_iter
 
 from mindspeed_core.errors import SessionError
-from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_pp.placement import Placement
 
 if TYPE_CHECKING:

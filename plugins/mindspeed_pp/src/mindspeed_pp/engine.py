@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.megatron.saved_weights import keep_saved_weights
+from mindspeed_megatron.saved_weights import keep_saved_weights
 from mindspeed_pp.half_precision import OWNER, convert_at_ends
 from mindspeed_pp.indexed_batches import IndexedBatches
 from mindspeed_pp.likeness import compare

@@ -19,8 +19,8 @@ from megatron.core.pipeline_parallel.schedules import (
 from torch import Tensor
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.megatron.schedule import announced
 from mindspeed_core.run import TensorSpec
+from mindspeed_megatron.schedule import announced
 from mindspeed_pp.actions import (
     BACKWARD,
     FORWARD,

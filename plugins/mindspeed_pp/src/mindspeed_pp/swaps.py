@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_core.megatron.dropped_storages import will_be_dropped
+from mindspeed_megatron.dropped_storages import will_be_dropped
 
 Place = tuple[int, int]
 SMALLEST = 4096

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import SessionError
-from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session

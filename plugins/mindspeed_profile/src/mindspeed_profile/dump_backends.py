@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_profile.dump_options import DumpOptions
 from mindspeed_profile.module_dump import ModuleDump
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.instruments.device_peak import peak_tflops
-from mindspeed_core.instruments.operations import operations
-from mindspeed_core.instruments.passes import BACKWARD, FORWARD, RECOMPUTED, current_pass
-from mindspeed_core.instruments.work_counter import WorkCounter
-from mindspeed_core.megatron.flops import count_flops, uncounted
-from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.reports import Report
+from mindspeed_megatron.flops import count_flops, uncounted
+from mindspeed_megatron.instruments.device_peak import peak_tflops
+from mindspeed_megatron.instruments.operations import operations
+from mindspeed_megatron.instruments.passes import BACKWARD, FORWARD, RECOMPUTED, current_pass
+from mindspeed_megatron.instruments.work_counter import WorkCounter
+from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mindspeed_core.instruments.passes import RECOMPUTED, current_pass
-from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_megatron.instruments.passes import RECOMPUTED, current_pass
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_profile.dump_options import DumpOptions
 from mindspeed_profile.lines_file import LinesFile
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from mindspeed_core.instruments.communication import Call
+from mindspeed_megatron.instruments.communication import Call
 
 WAIT = "wait "
 """Begins the names of ranges in which a rank waits: ``wait TENSOR_MODEL_PARALLEL_GROUP``."""

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.instruments.communication import Call
-from mindspeed_core.instruments.communication_events import CommunicationEvents
-from mindspeed_core.megatron.timer_events import listening
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.reports import Report
+from mindspeed_megatron.instruments.communication import Call
+from mindspeed_megatron.instruments.communication_events import CommunicationEvents
+from mindspeed_megatron.timer_events import listening
 
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import Platform

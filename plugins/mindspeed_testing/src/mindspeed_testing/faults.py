@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from mindspeed_core.testing.worlds import adopt_parent_environment, fork_server_process
+from mindspeed_testing.worlds import adopt_parent_environment, fork_server_process
 
 _STEP = re.compile(r"^step +(\d+)/\d+ \| loss (\S+) \|.*?grad norm (\S+)", re.MULTILINE)
 _START = re.compile(r"^training from (?:step (\d+)|scratch)", re.MULTILINE)
@@ -134,7 +134,7 @@ def start_job(
     *,
     largest_file: int | None = None,
     ignored: Sequence[signal.Signals] = (),
-    program: str = "mindspeed_core.cli.train",
+    program: str = "mindspeed_train.program",
     environment: Mapping[str, str] | None = None,
 ) -> Job:
     """Start ``mindspeed-train FLAGS``.

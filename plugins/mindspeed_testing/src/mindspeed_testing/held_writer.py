@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mindspeed_core.hosts.standalone import interface
+from mindspeed_train import interface
 
 WORK = f"{__name__}:write_job"
 MOMENTS = ("before the first byte", "between two files", "before it reports")

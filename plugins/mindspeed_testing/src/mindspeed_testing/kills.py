@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from mindspeed_core.megatron.tracker import TRACKER
+from mindspeed_megatron.tracker import TRACKER
 from mindspeed_testing.faults import Job, KillReport, read_steps, start_job
 
 VICTIMS = ("rank", "supervisor", "writer", "all")

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mindspeed_core.feature import Feature, hookimpl
-from mindspeed_core.hosts.standalone.interface import Saver
-from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing.worlds import run_world
+from mindspeed_train.interface import Saver
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run

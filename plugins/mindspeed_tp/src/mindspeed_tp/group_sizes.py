@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from mindspeed_core.flags.values import RefusedValue
-from mindspeed_core.megatron.group_options import NAMES
+from mindspeed_megatron.group_options import NAMES
 from mindspeed_tp.model_sizes import ModelSizes
 
 Numbers = tuple[tuple[str, int], ...]

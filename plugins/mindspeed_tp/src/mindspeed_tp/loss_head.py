@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from mindspeed_core.errors import SessionError
-from mindspeed_core.megatron.unwrap import unwrap
-from mindspeed_core.megatron.vocabulary import KEPT
+from mindspeed_megatron.unwrap import unwrap
+from mindspeed_megatron.vocabulary import KEPT
 from mindspeed_tp.chunked_loss import ChunkedLoss, LossPlan
 from mindspeed_tp.partition import Partition
 from mindspeed_tp.rows import Rows

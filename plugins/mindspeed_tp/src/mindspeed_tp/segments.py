@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mindspeed_core.errors import SessionError
-from mindspeed_core.instruments.passes import recomputes
+from mindspeed_megatron.instruments.passes import recomputes
 from mindspeed_tp.linears import PlannedColumn, PlannedRow
 from mindspeed_tp.rows import Pending
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class AllocationEvents:
-    """Notes what a `mindspeed_core.instruments.storage.StorageTracker` tells its watcher.
+    """Notes what a `mindspeed_megatron.instruments.storage.StorageTracker` tells its watcher.
 
     Attributes:
         events: pairs of a storage's number and its bytes; 0 bytes releases it.

@@ -141,7 +141,7 @@ def _buffers(chunk: Any, name: str) -> list[Any]:
 
 def _model_flops(args: Any, config: Any) -> float:
     """Return the operations of the model in a step; 0 where nobody counts them."""
-    from mindspeed_core.megatron.flops import count_flops, uncounted
+    from mindspeed_megatron.flops import count_flops, uncounted
 
     vocabulary = getattr(args, "padded_vocab_size", None)
     length, batch = getattr(args, "seq_length", None), getattr(args, "global_batch_size", None)

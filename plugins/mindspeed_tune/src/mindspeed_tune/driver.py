@@ -103,7 +103,7 @@ class Ranks:
 
         The libraries are made in a temporary folder, for the installed version.
         """
-        from mindspeed_core.platforms.fake.npu import STAND_IN
+        from mindspeed_megatron.fake.npu import STAND_IN
 
         if os.environ.get(STAND_IN) == "1":
             return os.environ

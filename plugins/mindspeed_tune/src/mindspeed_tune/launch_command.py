@@ -11,7 +11,7 @@ from mindspeed_core.errors import UserError
 
 TRAIN, MODULE, SCRIPT = "train", "module", "script"
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_TRAIN_MODULES = ("mindspeed_core.train", "mindspeed_core.cli.train")
+_TRAIN_MODULES = ("mindspeed_core.train", "mindspeed_train.program")
 _SWITCHES = frozenset({"standalone", "no-python", "run-path", "no_python", "run_path"})
 _SHELLS = ("bash", "sh", "zsh")
 

@@ -16,10 +16,10 @@ from typing import Any
 
 _TAIL = 4000
 _MODULES = (
-    "mindspeed_core.testing.preload",
-    "mindspeed_core.instruments.storage",
-    "mindspeed_core.platforms.fake.platform",
-    "mindspeed_core.platforms.fake.tensors",
+    "mindspeed_testing.preload",
+    "mindspeed_megatron.instruments.storage",
+    "mindspeed_megatron.fake.platform",
+    "mindspeed_megatron.fake.tensors",
     "torch._dynamo",
     "torch.distributed._meta_registrations",
     "torch.testing._internal.distributed.fake_pg",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from mindspeed_core.instruments.call_order import OrderedCall, compare_order, stuck_with_rule
+from mindspeed_megatron.instruments.call_order import OrderedCall, compare_order, stuck_with_rule
 from mindspeed_tune.record import Call, RankRecord
 
 

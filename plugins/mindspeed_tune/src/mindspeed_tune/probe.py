@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mindspeed_core.feature import Patch, hookimpl
-from mindspeed_core.instruments import communication
-from mindspeed_core.instruments.call_order import POINT_TO_POINT
-from mindspeed_core.instruments.code_places import CodePlace, running_code
-from mindspeed_core.instruments.work_counter import WorkCounter
-from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_megatron.instruments import communication
+from mindspeed_megatron.instruments.call_order import POINT_TO_POINT
+from mindspeed_megatron.instruments.code_places import CodePlace, running_code
+from mindspeed_megatron.instruments.work_counter import WorkCounter
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_tune import allocator, described_run, layer_kinds, schedules
 from mindspeed_tune.allocation_events import AllocationEvents
 from mindspeed_tune.layout import Layout
@@ -171,7 +171,7 @@ class Probe:
 
     def _passes(self, schedule: Callable[..., Any], options: dict[str, Any]) -> Any:
         """Run the schedule over every number of micro-batches and layers that is wanted."""
-        from mindspeed_core.megatron.schedule import restart_microbatches
+        from mindspeed_megatron.schedule import restart_microbatches
 
         run, storage = self._run, self._session.platform.storage
         log, result = self._session.platform.communication, None
@@ -418,7 +418,7 @@ def _peak(phase: Any) -> Peak:
 
 def _own(stack: Iterable[str]) -> tuple[str, ...]:
     """Return the lines of a stack that are not those of the dry run itself."""
-    inner = ("mindspeed_tune/", "mindspeed_core/platforms/")
+    inner = ("mindspeed_tune/", "mindspeed_core/platforms/", "mindspeed_megatron/fake/")
     return tuple(line for line in stack if not line.startswith(inner))
 
 

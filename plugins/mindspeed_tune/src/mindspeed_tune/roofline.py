@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mindspeed_core.instruments.operations import ATTENTION, BYTES, MATRIX, OPERATORS
+from mindspeed_megatron.instruments.operations import ATTENTION, BYTES, MATRIX, OPERATORS
 from mindspeed_tune.hardware import Hardware
 from mindspeed_tune.record import Group
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mindspeed_core.instruments.call_order import POINT_TO_POINT
-from mindspeed_core.instruments.operations import operations
+from mindspeed_megatron.instruments.call_order import POINT_TO_POINT
+from mindspeed_megatron.instruments.operations import operations
 from mindspeed_tune.extrapolate import Whole
 from mindspeed_tune.hardware import Hardware
 from mindspeed_tune.record import RankRecord

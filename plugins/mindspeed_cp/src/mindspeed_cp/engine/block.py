@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from mindspeed_core.platforms.equal_blocks import run_blocks
 from mindspeed_cp.engine.kernels.choice import kernel_for
 from mindspeed_cp.engine.kernels.contract import BackwardBlock, BlockKernel
 from mindspeed_cp.engine.kernels.rows import part_shape
 from mindspeed_cp.engine.merging import Merger
 from mindspeed_cp.engine.scores import Scores
 from mindspeed_cp.engine.tasks import Task
+from mindspeed_megatron.equal_blocks import run_blocks
 
 Work = tuple[tuple[slice, tuple[Task, ...], Scores], ...]
 """Samples that share a mask rule, the tasks in their local rows, and scale, mask rule, bias and dropout."""

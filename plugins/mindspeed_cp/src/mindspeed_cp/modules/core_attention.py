@@ -18,7 +18,6 @@ from torch import Tensor
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.layer_spec import SpecEditor
-from mindspeed_core.megatron.sharded_modules import sharded_tensors
 from mindspeed_cp import attention_flags
 from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.masks import MaskRule
@@ -27,6 +26,7 @@ from mindspeed_cp.modules.batch import SplitBatch
 from mindspeed_cp.modules.members import members_of
 from mindspeed_cp.modules.softmax_offset import add_offset
 from mindspeed_cp.options import CPOptions, cp_options
+from mindspeed_megatron.sharded_modules import sharded_tensors
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.attention.blocks import AttentionCall, Block, Mask
+from mindspeed_megatron.planned_kernels import kernels_for
 
 Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """For a block's backward: the context's gradient, query, key, value, context and logarithm of the sums."""

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mindspeed_core.platforms.equal_blocks import run_blocks
-from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.attention.block_kernels import (
     flash_backward,
     flash_forward,
@@ -23,6 +21,8 @@ from mindspeed_kernels.attention.block_kernels import (
     product_forward,
 )
 from mindspeed_kernels.attention.blocks import AttentionCall, Block, blocks_of, mask_of
+from mindspeed_megatron.equal_blocks import run_blocks
+from mindspeed_megatron.planned_kernels import kernels_for
 
 
 def _with_flash(query: Tensor, attention: AttentionCall, bias_gradient: bool) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.attention.arguments import Options, check_numbers, views
 from mindspeed_kernels.attention.cuda import flash_limits
 from mindspeed_kernels.call import UNKNOWN, Call
+from mindspeed_megatron.planned_kernels import kernels_for
 
 _WIDTHS = 8
 """Heads have a multiple of this width."""

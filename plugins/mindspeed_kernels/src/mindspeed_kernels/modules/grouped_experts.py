@@ -18,10 +18,10 @@ from torch import Tensor
 
 from mindspeed_core.errors import SessionError
 from mindspeed_core.layer_spec import SpecEditor
-from mindspeed_core.megatron.experts import draw_experts, mark_expert_parameters
 from mindspeed_kernels.ops.gmm import grouped_matmul
 from mindspeed_kernels.ops.gmm_put_off import Leave, PutOffProduct
 from mindspeed_kernels.ops.row_groups import ends_of_groups
+from mindspeed_megatron.experts import draw_experts, mark_expert_parameters
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 
 import torch
 
-from mindspeed_core.platforms.ascend_generations import generation_of
 from mindspeed_kernels.npu_builds import call_missing
+from mindspeed_megatron.devices.ascend_generations import generation_of
 
 
 def device_missing(device_type: str) -> str:

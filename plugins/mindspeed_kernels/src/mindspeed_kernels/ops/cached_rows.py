@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from mindspeed_core.platforms.equal_blocks import run_blocks
+from mindspeed_megatron.equal_blocks import run_blocks
 
 
 def rows_at_a_time(x: Tensor, elements: int) -> int:

@@ -16,12 +16,12 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 from mindspeed_core.discovery.extensions import installed_extensions
-from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.call import Call, call_of, eager_key, trace_key, traced_call
 from mindspeed_kernels.contract import Contract, ContractError, first_violation
 from mindspeed_kernels.extension_points import BACKENDS
 from mindspeed_kernels.ops.backend import Backend
 from mindspeed_kernels.ops.choice import EVERY, STATE, BackendError, forced_backend
+from mindspeed_megatron.planned_kernels import kernels_for
 
 logger = logging.getLogger("mindspeed_kernels.ops")
 

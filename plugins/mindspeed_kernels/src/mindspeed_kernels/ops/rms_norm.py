@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.call import Call
 from mindspeed_kernels.contract import NPU_FLOATING, Dtype, Holds, NotEmpty, Range, Rank, SameSize, Size
 from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
@@ -29,6 +28,7 @@ from mindspeed_kernels.ops.triton_kernels import (
     rows_of,
     triton_missing,
 )
+from mindspeed_megatron.planned_kernels import kernels_for
 
 _CACHED_ELEMENTS = 1 << 19
 """Elements of the input that a CPU works on at a time."""

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Divisible, Dtype, Rank, Size
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
+from mindspeed_megatron.planned_kernels import kernels_for
 
 _CACHED_ELEMENTS = 1 << 17
 """Elements of the scores that a CPU works on at a time."""

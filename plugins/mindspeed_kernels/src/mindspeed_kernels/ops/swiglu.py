@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Dtype, NotEmpty, Rank
 from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
 from mindspeed_kernels.ops.cached_rows import row_blocks, rows_at_a_time
@@ -30,6 +29,7 @@ from mindspeed_kernels.ops.triton_kernels import (
     rows_of,
     triton_missing,
 )
+from mindspeed_megatron.planned_kernels import kernels_for
 
 _CACHED_ELEMENTS = 1 << 18
 """Elements of the input that a CPU works on at a time."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.call import Call
 from mindspeed_kernels.ops.availability import package_missing
+from mindspeed_megatron.planned_kernels import kernels_for
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels run on CPU tensors, as Triton reads it when it is imported."""

@@ -49,7 +49,7 @@ class BlockOptimizer(Feature):
     def build_optimizer_config(self) -> Generator[None, Any, Any]:
         """Let megatron-core make no float32 copies of 16-bit parameters, where it can do without."""
         config = yield
-        from mindspeed_core.megatron.main_parameters import wants_main_parameters
+        from mindspeed_megatron.main_parameters import wants_main_parameters
 
         wants_main_parameters(config)
         return config

@@ -32,7 +32,7 @@ class SavingFeature(Feature):
     @hookimpl(wrapper=True)
     def wrap_ddp(self, session: Session) -> Generator[None, Any, Any]:
         """Leave parameters as they are, in the buffers of data parallelism and in backward too."""
-        from mindspeed_core.megatron.saved_weights import keep_saved_weights
+        from mindspeed_megatron.saved_weights import keep_saved_weights
 
         chunks = yield
         keep_saved_weights(session, self.name, chunks)

@@ -16,8 +16,8 @@ import torch
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-from mindspeed_core.megatron.described_optimizer import MOMENTS, local_part
-from mindspeed_core.megatron.main_parameters import MainParameterOptimizer
+from mindspeed_megatron.described_optimizer import MOMENTS, local_part
+from mindspeed_megatron.main_parameters import MainParameterOptimizer
 from mindspeed_memory.optim.options import SIGN, SPLIT, BlockOptions
 from mindspeed_memory.optim.places import Device, Kept, Plain
 from mindspeed_memory.optim.split_master import HALF_UP, join, split, unsplit

@@ -10,7 +10,7 @@ from megatron.core.optimizer import ChainedOptimizer
 
 from mindspeed_core.discovery.extensions import installed_extensions
 from mindspeed_core.errors import UserError
-from mindspeed_core.megatron.inner_optimizer import put_inside
+from mindspeed_megatron.inner_optimizer import put_inside
 from mindspeed_memory.extension_points import OPTIMIZER_STATES
 from mindspeed_memory.optim.block_adamw import BlockAdamW
 from mindspeed_memory.optim.options import COMPRESSED, SWAPPED, VIRTUAL, BlockOptions

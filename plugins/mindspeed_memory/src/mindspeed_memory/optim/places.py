@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from mindspeed_core.megatron.described_optimizer import MOMENTS
+from mindspeed_megatron.described_optimizer import MOMENTS
 from mindspeed_memory.optim.exponent_codec import decode, encode
 from mindspeed_memory.optim.transfers import Transfers
 
 if TYPE_CHECKING:
-    from mindspeed_core.megatron.parameter_parts import ParameterPart
     from mindspeed_core.platforms.platform import Platform
+    from mindspeed_megatron.parameter_parts import ParameterPart
 
     Part = ParameterPart | None
 

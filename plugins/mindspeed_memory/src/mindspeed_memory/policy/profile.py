@@ -17,7 +17,7 @@ import torch
 from megatron.core.transformer.mlp import MLP
 from torch import Tensor
 
-from mindspeed_core.instruments.kept_state import state_bytes
+from mindspeed_megatron.instruments.kept_state import state_bytes
 from mindspeed_memory.policy.costs import (
     ACTIVATION,
     ATTENTION,
@@ -31,7 +31,7 @@ from mindspeed_memory.policy.costs import (
 from mindspeed_memory.policy.switched_layer import SwitchedLayer
 
 if TYPE_CHECKING:
-    from mindspeed_core.instruments.allocator_bytes import StepBytes
+    from mindspeed_core.platforms.allocator_bytes import StepBytes
     from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.run import Run
     from mindspeed_memory.saved.host_copy import HostCopies

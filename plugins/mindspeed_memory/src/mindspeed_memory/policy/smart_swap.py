@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mindspeed_core.errors import ArgumentError, UserError
-from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_memory.policy.swap_policy_file import (
     FLAG,
     ChunkSwaps,

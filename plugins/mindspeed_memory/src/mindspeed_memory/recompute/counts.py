@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_memory.recompute.layers import blocks, selection_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import torch
 from megatron.core.tensor_parallel import random
 from torch import Tensor
 
-from mindspeed_core.instruments.passes import recomputes
+from mindspeed_megatron.instruments.passes import recomputes
 from mindspeed_memory.recompute.interleaving import Pass
 from mindspeed_memory.recompute.modules import checkpointed
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_memory.recompute.early import EarlyPasses, computed_again_early
 from mindspeed_memory.recompute.layers import blocks, decoder_layers_of
 

@@ -10,7 +10,7 @@ from megatron.core.transformer.transformer_block import TransformerBlock
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_memory.recompute.selection import Selection
 
 

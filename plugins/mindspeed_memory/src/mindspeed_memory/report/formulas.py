@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mindspeed_core.formulas import evaluate
-from mindspeed_core.instruments.storage import GRADIENTS, MAIN_PARAMETERS, OPTIMIZER_STATE, PARAMETERS
-from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_megatron.instruments.storage import GRADIENTS, MAIN_PARAMETERS, OPTIMIZER_STATE, PARAMETERS
+from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:
     from mindspeed_core.feature import Feature

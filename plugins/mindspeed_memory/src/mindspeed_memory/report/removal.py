@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_core.instruments.storage import (
+from mindspeed_megatron.instruments.storage import (
     ACTIVATIONS,
     GRADIENTS,
     MAIN_PARAMETERS,
@@ -31,7 +31,7 @@ def removed_by(kind: str, module: str) -> str:
     """Return the flags that remove a tensor, or a part of it.
 
     Args:
-        kind: its use, of `mindspeed_core.instruments.storage`.
+        kind: its use, of `mindspeed_megatron.instruments.storage`.
         module: qualified name of the module that made it.
     """
     if kind != ACTIVATIONS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.instruments.storage import (
+from mindspeed_megatron.instruments.storage import (
     ACTIVATIONS,
     MAIN_PARAMETERS,
     OPTIMIZER_STATE,

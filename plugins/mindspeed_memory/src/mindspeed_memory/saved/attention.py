@@ -12,8 +12,8 @@ from megatron.core.transformer.mlp import MLP
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.flags.presets import DEFAULT
-from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_memory.names import MODULES
 from mindspeed_memory.recompute.dense import output_checkpointed
 from mindspeed_memory.recompute.layers import PlacedLayer, blocks, chosen_whole, layers_of, selection_of

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from mindspeed_core.megatron.dropped_storages import will_be_dropped
+from mindspeed_megatron.dropped_storages import will_be_dropped
 
 
 class Stored(Protocol):

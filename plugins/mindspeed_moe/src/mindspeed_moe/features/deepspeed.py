@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of
-from mindspeed_core.megatron.expert_notes import routes_by_sinkhorn
+from mindspeed_megatron.expert_notes import routes_by_sinkhorn
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.deepspeed_proofs import DEEPSPEED_PROOFS, DROPLESS_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream

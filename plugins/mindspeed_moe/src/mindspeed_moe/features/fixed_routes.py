@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
-from mindspeed_core.megatron.expert_notes import routes_by_sinkhorn
+from mindspeed_megatron.expert_notes import routes_by_sinkhorn
 from mindspeed_moe.features.core import PLACED_ROUTER
 from mindspeed_moe.features.proofs import FIXED_ROUTE_PROOFS
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.megatron.parameter_parts import ParameterPart
-from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_megatron.parameter_parts import ParameterPart
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_optim.muon.options import DUPLICATED, MuonOptions
 
 _Split = Callable[[torch.Tensor], Sequence[torch.Tensor]]

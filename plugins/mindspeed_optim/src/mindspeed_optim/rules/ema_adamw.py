@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mindspeed_core import DescribedOptimizer
-from mindspeed_core.megatron.described_optimizer import MOMENTS, local_part
+from mindspeed_megatron.described_optimizer import MOMENTS, local_part
 from mindspeed_optim.rules.fused_adamw import fused_kernel
 
 EMA = "ema_params"

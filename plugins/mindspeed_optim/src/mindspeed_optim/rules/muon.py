@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mindspeed_core import DescribedOptimizer
-from mindspeed_core.megatron.described_optimizer import MOMENTS, local_part
+from mindspeed_megatron.described_optimizer import MOMENTS, local_part
 from mindspeed_optim.muon.exchange import Exchange
 from mindspeed_optim.muon.matrices import Matrices, Matrix, matrices_of
 from mindspeed_optim.muon.options import ADAM, MuonOptions

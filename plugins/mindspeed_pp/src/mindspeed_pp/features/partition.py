@@ -7,7 +7,7 @@ from typing import Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
-from mindspeed_core.megatron.layer_patterns import PATTERNS
+from mindspeed_megatron.layer_patterns import PATTERNS
 from mindspeed_pp.features.proofs import KEYS_PROOFS, LIST_PROOFS, NOOP_PROOFS, ROWS_PROOFS
 from mindspeed_pp.stage_map import LIST, NOOP, ROWS, layers_of_stages, layout_text, numbers
 

@@ -30,7 +30,7 @@ class RandomPerMicrobatch(Feature):
     @hookimpl(wrapper=True)
     def forward_step(self, session: Any, run: Any) -> Generator[None, Any, Any]:
         """Draw what this forward pass draws from a seed of its own."""
-        from mindspeed_core.megatron.chunk_places import place_of_chunk
+        from mindspeed_megatron.chunk_places import place_of_chunk
         from mindspeed_pp.random_states import seeded
 
         context = run.context

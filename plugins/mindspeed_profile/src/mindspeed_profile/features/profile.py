@@ -225,8 +225,8 @@ class Profile(Feature):
         if recorder is None or recorder.options.level < 1 or not recorder.recording(run.iteration):
             yield
             return
-        from mindspeed_core.instruments.communication_events import CommunicationEvents
-        from mindspeed_core.megatron.timer_events import listening
+        from mindspeed_megatron.instruments.communication_events import CommunicationEvents
+        from mindspeed_megatron.timer_events import listening
         from mindspeed_profile.ranges import StepRanges
 
         ranges, events = StepRanges(), session.state(CommunicationEvents)

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mindspeed_core.backend_contracts.contract import REDUCTIONS, BackendContract
-from mindspeed_core.backend_contracts.tensor_facts import CollectiveCall, TensorFacts, is_gloo_group
+from mindspeed_megatron.backend_contracts.contract import REDUCTIONS, BackendContract
+from mindspeed_megatron.backend_contracts.tensor_facts import CollectiveCall, TensorFacts, is_gloo_group
 from mindspeed_testing.lagging.communication import Call, Rule
 
 _AS: dict[str, tuple[str, tuple[str, ...]]] = {

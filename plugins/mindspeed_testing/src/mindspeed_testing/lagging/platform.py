@@ -13,7 +13,7 @@ from mindspeed_core.platforms.platform import Availability, MemoryFigure, Openin
 if TYPE_CHECKING:
     import torch
 
-    from mindspeed_core.instruments.allocator_bytes import StepBytes
+    from mindspeed_core.platforms.allocator_bytes import StepBytes
     from mindspeed_testing.lagging.device import LaggingDevice
 
 
@@ -49,8 +49,8 @@ class LaggingPlatform(CpuPlatform):
 
     def patches(self) -> Sequence[Patch]:
         """Return the emulation of ``torch.cuda`` with streams that lag, and late collectives."""
-        from mindspeed_core.backend_contracts.hccl import HCCL
-        from mindspeed_core.backend_contracts.nccl import NCCL
+        from mindspeed_megatron.backend_contracts.hccl import HCCL
+        from mindspeed_megatron.backend_contracts.nccl import NCCL
         from mindspeed_testing.lagging.backend_rules import rules_of
         from mindspeed_testing.lagging.communication import communication_patches
         from mindspeed_testing.lagging.compiled_dropout import compiled_dropout
@@ -90,7 +90,7 @@ class LaggingPlatform(CpuPlatform):
 
     def step_bytes(self) -> StepBytes:
         """Return the allocator's count: compiled dropout draws other numbers under a dispatch mode."""
-        from mindspeed_core.instruments.allocator_bytes import AllocatorBytes
+        from mindspeed_core.platforms.allocator_bytes import AllocatorBytes
 
         return AllocatorBytes(self)
 

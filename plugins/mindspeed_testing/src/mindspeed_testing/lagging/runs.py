@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.training import RankRecord, SideRequest, train_rank
 from mindspeed_testing.lagging.planting import PlantedFault, planted
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.training import RankRecord, SideRequest, train_rank
 
 STEPS = 2
 

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mindspeed_core.platforms.torch_npu_uses import ApiUse, api_uses
+    from mindspeed_megatron.devices.torch_npu_uses import ApiUse, api_uses
     from mindspeed_testing.npu.calls import Call, CallResult, run_call, run_calls
     from mindspeed_testing.npu.device import ValueDevice, value_device
     from mindspeed_testing.npu.fake import FakeNpu, fake_npu
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mindspeed_testing.npu.world import fake_world
 
 _NAMES = {
-    "mindspeed_core.platforms.torch_npu_uses": ("ApiUse", "api_uses"),
+    "mindspeed_megatron.devices.torch_npu_uses": ("ApiUse", "api_uses"),
     "calls": ("Call", "CallResult", "run_call", "run_calls"),
     "device": ("ValueDevice", "value_device"),
     "fake": ("FakeNpu", "fake_npu"),

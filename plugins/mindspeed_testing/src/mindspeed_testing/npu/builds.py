@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from mindspeed_core.platforms.torch_npu_uses import ApiUse, api_uses, guards
+from mindspeed_megatron.devices.torch_npu_uses import ApiUse, api_uses, guards
 
 _ANY = "*"
 

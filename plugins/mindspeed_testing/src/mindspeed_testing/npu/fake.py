@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from mindspeed_core.platforms.fake.npu_shapes import SHAPES
-from mindspeed_core.platforms.fake.tensors import AnsweringMode, ShapesOnly, shapes_only, swap_patch
 from mindspeed_core.runtime.patches import PatchLedger
+from mindspeed_megatron.fake.npu_shapes import SHAPES
+from mindspeed_megatron.fake.tensors import AnsweringMode, ShapesOnly, shapes_only, swap_patch
 from mindspeed_testing.npu.shape_rules import ShapeRules
 from mindspeed_testing.npu.stubs import check_stubbed
 

@@ -15,7 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_core.platforms.torch_npu_uses import ApiUse, uses_of
+from mindspeed_megatron.devices.torch_npu_uses import ApiUse, uses_of
 
 _DTYPES = {
     "float32": "bfloat16",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.platforms.torch_npu_uses import ApiUse, api_uses, package_folders
+from mindspeed_megatron.devices.torch_npu_uses import ApiUse, api_uses, package_folders
 from mindspeed_testing.npu import contracts, schemas
 from mindspeed_testing.npu.reached import ReachedUses
 from mindspeed_testing.npu.stubs import check_stubbed

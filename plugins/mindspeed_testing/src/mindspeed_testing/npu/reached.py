@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Protocol
 
-from mindspeed_core.platforms.torch_npu_uses import ApiUse, used_nodes
+from mindspeed_megatron.devices.torch_npu_uses import ApiUse, used_nodes
 from mindspeed_testing.lagging.planting import function_of, functions_of
 
 _REFUSED = "507899"

@@ -12,13 +12,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed_core.backend_contracts.hccl import HCCL
 from mindspeed_core.feature import Scenario
-from mindspeed_core.testing.canonical import CanonicalState
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.proof_files import flags_with_files
-from mindspeed_core.testing.training import RankRecord, SideRequest, SideResult, joined_ranks, train_rank
-from mindspeed_core.testing.worlds import WorldError, run_world
+from mindspeed_megatron.backend_contracts.hccl import HCCL
+from mindspeed_testing.canonical import CanonicalState
+from mindspeed_testing.model_flags import training_flags
 from mindspeed_testing.npu.value_training import (
     ValueTraining,
     assert_equal_sides,
@@ -27,6 +24,9 @@ from mindspeed_testing.npu.value_training import (
     run_value_world,
     value_rank,
 )
+from mindspeed_testing.proof_files import flags_with_files
+from mindspeed_testing.training import RankRecord, SideRequest, SideResult, joined_ranks, train_rank
+from mindspeed_testing.worlds import WorldError, run_world
 
 SECONDS_EACH = 120.0
 """Time of a training in a world, on a busy machine."""

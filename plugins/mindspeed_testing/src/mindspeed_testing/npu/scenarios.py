@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mindspeed_core.feature import Feature, Scenario
-from mindspeed_core.testing.scenarios import scenario_parameters
+from mindspeed_testing.scenarios import scenario_parameters
 
 MOST_RANKS = 2
 """Ranks of a world in which kernels are computed in float64 within the time of a test."""

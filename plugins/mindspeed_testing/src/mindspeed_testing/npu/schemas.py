@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.platforms.torch_npu_calls import resolve
+from mindspeed_megatron.devices.torch_npu_calls import resolve
 from mindspeed_testing.npu.stubs import installed_version
 
 Snapshot = Mapping[str, Any]

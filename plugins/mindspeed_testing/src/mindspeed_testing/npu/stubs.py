@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mindspeed_core.discovery.installed import package_places
 from mindspeed_core.errors import UserError
-from mindspeed_core.platforms.fake.npu import STAND_IN as DEVICES
+from mindspeed_megatron.fake.npu import STAND_IN as DEVICES
 from mindspeed_testing.npu.symbols import found_by_loader, needed, run_tool, symbols, without_own
 
 MEMORY = "MINDSPEED_NPU_STUB_MEMORY"

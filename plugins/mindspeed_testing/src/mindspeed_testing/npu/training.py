@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from mindspeed_core.activation import activate
-from mindspeed_core.instruments.communication import Total, count_communication
-from mindspeed_core.instruments.memory import TensorBytes
-from mindspeed_core.platforms.fake.npu import FakeNpuPlatform
-from mindspeed_core.platforms.fake.npu_shapes import SHAPES
+from mindspeed_core.platforms.memory import TensorBytes
+from mindspeed_megatron.fake.npu import FakeNpuPlatform
+from mindspeed_megatron.fake.npu_shapes import SHAPES
+from mindspeed_megatron.instruments.communication import Total, count_communication
 from mindspeed_testing.npu.fake import FakeNpu, count_runs
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ShapeOnlyTraining:
 
     def step(self) -> StepRecord:
         """Run the micro-batches of one step forward and backward, and reduce the gradients."""
-        from mindspeed_core.hosts.standalone.interface import batch_at, run_schedule
+        from mindspeed_train.interface import batch_at, run_schedule
 
         run = self.run
         batch = batch_at(run.args, run.consumed_train_samples)
@@ -117,7 +117,7 @@ def shape_only_training(
             flags, host="standalone", platform="fake-npu", registry=registry, extra_plugins=extra_plugins
         )
         stack.callback(session.close)
-        from mindspeed_core.hosts.standalone import interface
+        from mindspeed_train import interface
 
         stack.callback(interface.teardown, session)
         yield ShapeOnlyTraining(session, interface.setup(session), npu)

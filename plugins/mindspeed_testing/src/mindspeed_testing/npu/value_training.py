@@ -1,6 +1,6 @@
 """Trainings on the value device, to be compared with those on the CPU.
 
-A side is what `mindspeed_core.testing.training.train_side` makes of a command line, with every rank a process
+A side is what `mindspeed_testing.training.train_side` makes of a command line, with every rank a process
 of its own whose tensors live on a value device and whose groups communicate over gloo.
 """
 
@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from mindspeed_core.backend_contracts.hccl import HCCL
 from mindspeed_core.feature import Scenario
 from mindspeed_core.platforms.cann import AUTOLOAD
-from mindspeed_core.testing.canonical import CanonicalState
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.proof_files import flags_with_files
-from mindspeed_core.testing.training import (
+from mindspeed_megatron.backend_contracts.hccl import HCCL
+from mindspeed_testing.canonical import CanonicalState
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.npu.kernels.communicators import communicator_name
+from mindspeed_testing.npu.soc import PRODUCTS
+from mindspeed_testing.npu.stubs import SOC, check_stubbed
+from mindspeed_testing.proof_files import flags_with_files
+from mindspeed_testing.training import (
     RankRecord,
     SideRequest,
     SideResult,
@@ -28,10 +31,7 @@ from mindspeed_core.testing.training import (
     train_rank,
     train_side,
 )
-from mindspeed_core.testing.worlds import FURTHER_IMPORTS, run_world
-from mindspeed_testing.npu.kernels.communicators import communicator_name
-from mindspeed_testing.npu.soc import PRODUCTS
-from mindspeed_testing.npu.stubs import SOC, check_stubbed
+from mindspeed_testing.worlds import FURTHER_IMPORTS, run_world
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def value_training(
     """Train the small GPT with ``flags`` added on value devices, one process a rank.
 
     Args:
-        flags: appended to `mindspeed_core.testing.model_flags.SMALL_GPT`.
+        flags: appended to `mindspeed_testing.model_flags.SMALL_GPT`.
         world_size: ranks.
         steps: steps with forward, backward and update.
         initial: parameters to start from, as a side on the CPU has them.
@@ -202,7 +202,7 @@ def assert_equal_sides(
     Raises:
         AssertionError: they differ, or HCCL would never let a rank go on.
     """
-    from mindspeed_core.testing.compare_sides import compare_sides
+    from mindspeed_testing.compare_sides import compare_sides
 
     comparison, _ = compare_sides(
         npu.side,
@@ -246,8 +246,8 @@ def value_session(soc: str | None = None) -> Iterator[Any]:
     Yields:
         The `mindspeed_testing.npu.device.ValueDevice`.
     """
-    from mindspeed_core.platforms.npu import NpuPlatform
     from mindspeed_core.platforms.platform import Availability
+    from mindspeed_megatron.devices.npu import NpuPlatform
     from mindspeed_testing.npu.device import value_device
 
     check_stubbed()

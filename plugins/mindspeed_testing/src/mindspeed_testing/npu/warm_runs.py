@@ -23,8 +23,8 @@ from mindspeed_testing.planted_source import plant_everywhere
 MODULES = (
     *("pytest", "_pytest.assertion.rewrite", "hypothesis", "torch.distributed", "torch_npu"),
     *("megatron.core.models.gpt", "megatron.core.distributed", "megatron.core.optimizer"),
-    *("mindspeed_core.activation", "mindspeed_core.hosts.standalone.interface"),
-    *("mindspeed_core.testing.training", "mindspeed_testing.npu.device"),
+    *("mindspeed_core.activation", "mindspeed_train.interface"),
+    *("mindspeed_testing.training", "mindspeed_testing.npu.device"),
     *("mindspeed_testing.npu.value_training", "mindspeed_testing.npu.training"),
 )
 MARK = "mindspeed-run:"

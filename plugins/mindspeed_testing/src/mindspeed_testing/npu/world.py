@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from mindspeed_core.platforms.fake.npu import COMMUNICATORS
-from mindspeed_core.platforms.fake.world import world_patches
 from mindspeed_core.platforms.platform import Position
 from mindspeed_core.runtime.patches import PatchLedger
+from mindspeed_megatron.fake.npu import COMMUNICATORS
+from mindspeed_megatron.fake.world import world_patches
 
 
 @contextmanager

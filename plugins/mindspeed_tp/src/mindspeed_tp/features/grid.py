@@ -151,7 +151,7 @@ class TwoDimensional(Feature):
         """Keep megatron-core from spreading the sequence, and from expecting one shape between stages."""
         config = yield
         config.sequence_parallel = False
-        from mindspeed_core.megatron.schedule import interleaves_natively
+        from mindspeed_megatron.schedule import interleaves_natively
 
         if interleaves_natively(session, args):
             config.variable_seq_lengths = True

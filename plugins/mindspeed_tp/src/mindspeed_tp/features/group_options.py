@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Fallback, Feature, Flag, hookimpl
-from mindspeed_core.megatron.group_options import OF_OWN_GROUPS
+from mindspeed_megatron.group_options import OF_OWN_GROUPS
 from mindspeed_tp.features.proofs import BOTH_OVERLAPS, SP, TP2, as_without, resumed
 from mindspeed_tp.group_sizes import (
     WITHOUT_GROUP,

@@ -114,7 +114,7 @@ class UnevenLinears(Feature):
     def build_transformer_config(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Let interleaved stages tell each other how long their parts are."""
         config = yield
-        from mindspeed_core.megatron.schedule import interleaves_natively
+        from mindspeed_megatron.schedule import interleaves_natively
 
         cut = Cuts.of(args).sequence
         if interleaves_natively(session, args) and cut is not None and not cut.even:

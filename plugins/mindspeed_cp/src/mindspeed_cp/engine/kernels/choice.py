@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mindspeed_core.discovery.extensions import installed_extensions
 from mindspeed_core.feature import DeclarationError
-from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_cp.engine.kernels.contract import BlockKernel, Case
 from mindspeed_cp.engine.kernels.cpu import CpuFlashKernel
 from mindspeed_cp.engine.kernels.cuda import CudaFlashKernel
@@ -27,6 +26,7 @@ from mindspeed_cp.engine.kernels.rows import is_band
 from mindspeed_cp.engine.scores import Scores
 from mindspeed_cp.engine.tasks import Task
 from mindspeed_cp.extension_points import BLOCK_KERNELS
+from mindspeed_megatron.planned_kernels import kernels_for
 
 logger = logging.getLogger("mindspeed_cp")
 

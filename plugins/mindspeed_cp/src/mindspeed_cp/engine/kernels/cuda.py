@@ -8,13 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_cp.engine.kernels.contract import BackwardBlock, BlockKernel, Case
 from mindspeed_cp.engine.kernels.products import padded
 from mindspeed_cp.engine.kernels.rows import band, is_band
 from mindspeed_cp.engine.masks import CAUSAL, MASKED
 from mindspeed_cp.engine.scores import Scores
 from mindspeed_cp.engine.tasks import Task
+from mindspeed_megatron.planned_kernels import kernels_for
 
 _WIDEST = 256
 _UNIT = 8

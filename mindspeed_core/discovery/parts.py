@@ -1,0 +1,42 @@
+"""Functions and classes of the core's interface that another distribution supplies.
+
+They know megatron-core from the inside, which the core does not. The entry-point group ``mindspeed.parts``
+has them under the names that authors use.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from mindspeed_core.discovery.entry_points import Source, sources
+from mindspeed_core.errors import UserError
+
+PARTS = "mindspeed.parts"
+SUPPLIER = "mindspeed-megatron"
+
+
+def part(name: str) -> Any:
+    """Load a part of the interface.
+
+    Args:
+        name: of the entry point.
+
+    Raises:
+        UserError: what supplies it is not installed.
+    """
+    found = _parts().get(name)
+    if found is None:
+        raise UserError(f"{name} comes with {SUPPLIER}, which is not installed: pip install {SUPPLIER}")
+    return found.load()
+
+
+def part_if_installed(name: str) -> Any | None:
+    """Load a part of the interface; None where what supplies it is not installed."""
+    found = _parts().get(name)
+    return None if found is None else found.load()
+
+
+@lru_cache(maxsize=1)
+def _parts() -> dict[str, Source]:
+    return {source.name: source for source in sources(PARTS) if source.dist == SUPPLIER}

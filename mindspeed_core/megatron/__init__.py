@@ -1,4 +1,0 @@
-"""Parts of megatron-core that every host needs: configuration, layers, data parallelism, optimizer, schedule.
-
-Hosts build on these parts and never on each other.
-"""

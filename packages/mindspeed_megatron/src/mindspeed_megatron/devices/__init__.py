@@ -1,0 +1,1 @@
+"""Platforms of accelerators, and what the code asks torch_npu for."""

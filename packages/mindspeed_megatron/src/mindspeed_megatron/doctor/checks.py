@@ -1,0 +1,374 @@
+"""Checks of a machine before a training fails on it: versions, devices, limits, common mistakes.
+
+Every finding carries its remedy. The checks are functions from facts to findings, so that each mistake can be
+tested without making it; `collect` gathers the facts, torch's in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform as machine
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.discovery.entry_points import load_object
+from mindspeed_core.discovery.host import DEFAULT_HOST, ERROR, NOTE, OK, WARNING, Finding
+from mindspeed_core.errors import UserError
+from mindspeed_core.platforms.cann import libraries_missing
+from mindspeed_megatron.dataset_helpers import build_command, installed_folder
+from mindspeed_megatron.devices.npu import device_files
+from mindspeed_megatron.doctor import ascend
+from mindspeed_megatron.doctor.probe import MARK
+from mindspeed_megatron.doctor.supported_versions import (
+    NPU_CANN,
+    NPU_WITHOUT_CANN,
+    PYTHON,
+    TABLE,
+    matches,
+    same_release,
+)
+
+if TYPE_CHECKING:
+    from mindspeed_core.registry import Registry
+
+PROBE_SECONDS = 180
+MINIMUM_OPEN_FILES = 4096
+MINIMUM_SHARED_MEMORY = 1 << 30
+FURTHER_DISTRIBUTIONS = ("torch_npu", "transformer-engine", "apex", "flash-attn", "mindspeed")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The input of the checks.
+
+    Attributes:
+        python: version of the interpreter.
+        versions: installed distributions of interest, by name; absent ones are missing.
+        torch: the answer of `mindspeed_megatron.doctor.probe`; empty with ``probe_error`` set when it died.
+        probe_error: why the probe gave no answer.
+        environment: the process's environment.
+        open_files: soft limit of open files, None where the system has none.
+        shared_memory: bytes of ``/dev/shm``, None where there is none.
+        cpus: CPU cores this process may use.
+        host: the host whose training is meant.
+        hosts: hosts that are installed.
+        platforms: installed platforms that load: whether each can be used here, and why (not).
+        broken: broken plugins: (distribution and version, error, remedy).
+        of_host: what the host itself looked at.
+        helpers_build: command that compiles megatron-core's index builder; empty where its source is not.
+        ascend: versions of driver, firmware and CANN, where their files tell them.
+        cann_missing: why torch_npu does not find CANN; empty where it does, and without torch_npu.
+        ascend_devices: NPUs that the driver shows.
+    """
+
+    python: str = machine.python_version()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    torch: Mapping[str, Any] = field(default_factory=dict)
+    probe_error: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    open_files: int | None = None
+    shared_memory: int | None = None
+    cpus: int = 1
+    host: str = DEFAULT_HOST
+    hosts: tuple[str, ...] = (DEFAULT_HOST,)
+    platforms: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
+    broken: tuple[tuple[str, str, str], ...] = ()
+    of_host: tuple[Finding, ...] = ()
+    helpers_build: str = ""
+    ascend: Mapping[str, str] = field(default_factory=dict)
+    cann_missing: str = ""
+    ascend_devices: int = 0
+
+
+def collect(registry: Registry, host: str = DEFAULT_HOST) -> Facts:
+    """Gather the facts about this machine, for a training with ``host``."""
+    names = {row.distribution for row in TABLE} | set(FURTHER_DISTRIBUTIONS)
+    versions = {name: found for name in sorted(names) if (found := _version(name))}
+    answer, problem = _probe_torch()
+    return Facts(
+        versions=versions,
+        torch=answer,
+        probe_error=problem,
+        environment=dict(os.environ),
+        open_files=_open_files(),
+        shared_memory=_shared_memory(),
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        host=host,
+        hosts=tuple(registry.host_names()),
+        platforms=_platforms(registry),
+        broken=tuple((f"{b.dist} {b.version}".strip(), b.error, b.remedy) for b in registry.broken),
+        of_host=_of_host(registry, host),
+        helpers_build=build_command(folder) if (folder := installed_folder()) else "",
+        ascend=ascend.ascend_versions(os.environ),
+        cann_missing=libraries_missing(),
+        ascend_devices=device_files(Path("/dev")),
+    )
+
+
+def _of_host(registry: Registry, host: str) -> tuple[Finding, ...]:
+    """Return the findings of the host's own checks; one that is not installed is reported elsewhere."""
+    with suppress(UserError):
+        declared = registry.host(host).doctor
+        return tuple(load_object(declared)()) if declared else ()
+    return ()
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Return every finding, in the order of the checks; a pure function of the facts."""
+    return [*(finding for check in CHECKS for finding in check(facts)), *facts.of_host]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _platforms(registry: Registry) -> dict[str, tuple[bool, str]]:
+    """Ask each platform; one that cannot be loaded is among the registry's broken plugins afterwards."""
+    answers = {}
+    for name in registry.platform_names():
+        with suppress(UserError):
+            verdict = registry.platform(name).probe()
+            answers[name] = (verdict.available, verdict.reason)
+    return answers
+
+
+def _probe_torch() -> tuple[dict[str, Any], str]:
+    command = [sys.executable, "-m", "mindspeed_megatron.doctor.probe"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return {}, f"importing torch did not finish within {PROBE_SECONDS} seconds"
+    for line in done.stdout.splitlines():
+        if line.startswith(MARK):
+            answer: dict[str, Any] = json.loads(line[len(MARK) :])
+            return answer, ""
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return {}, f"the process that imports torch and megatron-core ended with status {done.returncode}: {last}"
+
+
+def _open_files() -> int | None:
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _shared_memory() -> int | None:
+    path = Path("/dev/shm")
+    if not path.is_dir():
+        return None
+    figures = os.statvfs(path)
+    return figures.f_frsize * figures.f_blocks
+
+
+def check_python(facts: Facts) -> Iterator[Finding]:
+    """Check the interpreter."""
+    if matches(facts.python, PYTHON):
+        yield Finding(OK, "python", facts.python)
+    else:
+        yield Finding(ERROR, "python", f"{facts.python} is not {PYTHON}", f"use a Python {PYTHON}")
+
+
+def check_versions(facts: Facts) -> Iterator[Finding]:
+    """Check installed distributions against the compatibility table."""
+    for row in TABLE:
+        found = facts.versions.get(row.distribution, "")
+        if not found:
+            if row.required:
+                yield Finding(ERROR, row.distribution, "is not installed", row.remedy)
+        elif not matches(found, row.versions):
+            yield Finding(ERROR, row.distribution, f"{found} is outside {row.versions}", row.remedy)
+        else:
+            tested = not row.tested or any(matches(found, f"=={release}") for release in row.tested)
+            known = "" if tested else f" (supported; tested with {', '.join(row.tested)})"
+            yield Finding(OK, row.distribution, found + known)
+
+
+def check_torch(facts: Facts) -> Iterator[Finding]:
+    """Check that torch imports and has a collective backend."""
+    if facts.probe_error:
+        remedy = "reinstall torch and megatron-core in a fresh environment, then run this again"
+        yield Finding(ERROR, "torch import", facts.probe_error, remedy)
+        return
+    loaded = str(facts.torch.get("torch", ""))
+    if loaded.startswith("error"):
+        remedy = "reinstall torch: pip install --force-reinstall torch"
+        if "backend extension" in loaded:
+            extension = "torch_npu" if "torch_npu" in loaded else "the extension"
+            remedy = (
+                f"mend {extension}, which torch imports by itself, or uninstall it; "
+                "TORCH_DEVICE_BACKEND_AUTOLOAD=0 trains without it"
+            )
+        yield Finding(ERROR, "torch import", loaded, remedy)
+        return
+    backends: Mapping[str, bool] = facts.torch.get("backends", {})
+    usable = [name for name in ("gloo", "nccl", "hccl") if backends.get(name)]
+    if not usable:
+        remedy = "install a torch built with distributed support"
+        yield Finding(ERROR, "collective backends", "torch has neither gloo nor NCCL nor HCCL", remedy)
+        return
+    yield Finding(OK, "collective backends", ", ".join(usable))
+    for device, backend in (("cuda", "nccl"), ("npu", "hccl")):
+        names = list(facts.torch.get(device, []))
+        if not names:
+            continue
+        yield Finding(OK, f"{device} devices", f"{len(names)} x {names[0]}")
+        if not backends.get(backend):
+            remedy = f"install a torch whose {backend.upper()} works; on one process training works without"
+            yield Finding(WARNING, backend.upper(), f"{device} devices without {backend.upper()}", remedy)
+    if not facts.torch.get("cuda") and not facts.torch.get("npu"):
+        yield Finding(NOTE, "devices", "no GPU or NPU: training runs on the cpu platform (gloo)")
+
+
+def check_megatron(facts: Facts) -> Iterator[Finding]:
+    """Check that megatron-core and its compiled index builder import."""
+    if facts.probe_error or "megatron" not in facts.torch:
+        return
+    outcome = facts.torch["megatron"]
+    if outcome != "ok":
+        remedy = "pip install --force-reinstall 'megatron-core>=0.15.3,<0.17'"
+        yield Finding(ERROR, "megatron-core import", outcome, remedy)
+        return
+    helpers = facts.torch.get("helpers_cpp", "")
+    if helpers != "ok":
+        remedy = "install a megatron-core wheel for this Python and system"
+        remedy += f", or build it: {facts.helpers_build}" if facts.helpers_build else ""
+        found = f"megatron-core's compiled index builder does not load ({helpers}); datasets need it"
+        yield Finding(ERROR, "helpers_cpp", found, remedy)
+    else:
+        yield Finding(OK, "helpers_cpp", "megatron-core's compiled index builder loads")
+
+
+def check_npu(facts: Facts) -> Iterator[Finding]:
+    """Check that torch_npu fits torch, works, and is the only device extension."""
+    npu = facts.versions.get("torch_npu", "")
+    if not npu:
+        return
+    torch_version = facts.versions.get("torch", "")
+    if torch_version and not same_release(npu, torch_version):
+        found = f"torch_npu {npu} was built for another torch than {torch_version}"
+        remedy = f"pip install torch_npu=={torch_version.split('+')[0]}, or the torch that it was built for"
+        yield Finding(ERROR, "torch_npu", found, remedy)
+    yield from ascend.check_versions(facts.ascend, npu, NPU_CANN)
+    yield from ascend.check_variables(facts.environment)
+    if "unserved" in facts.torch:
+        compared = {**NPU_CANN, "": NPU_WITHOUT_CANN}
+        yield from ascend.check_calls(npu, facts.torch["unserved"], compared)
+    yield from ascend.check_generations(facts.torch.get("npu", ()))
+    outcome = facts.torch.get("torch_npu", "ok")
+    if facts.cann_missing:
+        missing, _, remedy = facts.cann_missing.partition("; ")
+        # Without devices everything else goes on, since torch is imported without it.
+        severity = ERROR if facts.ascend_devices else WARNING
+        yield Finding(severity, "torch_npu", f"does not import: {missing}", remedy)
+    elif outcome != "ok":
+        remedy = "source the CANN toolkit's set_env.sh in this shell, and check the driver with npu-smi info"
+        yield Finding(ERROR, "torch_npu", f"does not import: {outcome}", remedy)
+    if facts.torch.get("cuda"):
+        remedy = "choose with --platform npu or --platform cuda, or uninstall torch_npu on this machine"
+        yield Finding(WARNING, "torch_npu", "is installed on a machine with CUDA devices", remedy)
+
+
+def check_environment(facts: Facts) -> Iterator[Finding]:
+    """Check environment variables that cost speed or correctness."""
+    threads = facts.environment.get("OMP_NUM_THREADS", "")
+    if not threads:
+        remedy = "export OMP_NUM_THREADS=1 (or CPU cores divided by processes per node)"
+        found = f"is not set: each process starts up to {facts.cpus} threads"
+        yield Finding(NOTE, "OMP_NUM_THREADS", found, remedy)
+    elif not threads.split(",")[0].isdigit() or int(threads.split(",")[0]) < 1:
+        yield Finding(WARNING, "OMP_NUM_THREADS", f"{threads!r} is no number", "export OMP_NUM_THREADS=1")
+    connections = facts.environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    if facts.torch.get("cuda") and connections != "1":
+        found = f"is {connections or 'not set'}: tensor or context parallelism may not overlap as planned"
+        remedy = "export CUDA_DEVICE_MAX_CONNECTIONS=1 (not needed on Blackwell, nor with FSDP)"
+        yield Finding(NOTE, "CUDA_DEVICE_MAX_CONNECTIONS", found, remedy)
+
+
+def check_limits(facts: Facts) -> Iterator[Finding]:
+    """Check limits of the system that end trainings hours later."""
+    if facts.open_files is not None and 0 <= facts.open_files < MINIMUM_OPEN_FILES:
+        found = f"ulimit -n is {facts.open_files}; data loaders and checkpoints open more"
+        yield Finding(WARNING, "open files", found, "ulimit -n 65536 (in the shell that starts the training)")
+    if facts.shared_memory is not None and facts.shared_memory < MINIMUM_SHARED_MEMORY:
+        found = f"/dev/shm has {facts.shared_memory / 2**20:.0f} MiB; data-loader workers and gloo use it"
+        yield Finding(WARNING, "shared memory", found, "in a container: --shm-size=8g, or --ipc=host")
+
+
+def check_transformer_engine(facts: Facts) -> Iterator[Finding]:
+    """Report the layer implementation that models are built from."""
+    installed = facts.versions.get("transformer-engine", "")
+    outcome = facts.torch.get("optional", {}).get("transformer_engine", "ok")
+    if installed and outcome != "ok":
+        found = f"{installed} does not import, so its layers are refused: {outcome}"
+        remedy = "mend or uninstall it (without CUDA it has no use), or train with --transformer-impl local"
+        yield Finding(NOTE, "transformer-engine", found, remedy)
+        return
+    found = (
+        f"{installed}: --transformer-impl transformer_engine works"
+        if installed
+        else "is not installed: models are built from megatron-core's local layers; FP8 and TE's fused "
+        "layers are not there, features that need them say so in the plan"
+    )
+    yield Finding(NOTE, "transformer-engine", found)
+
+
+def check_optional_packages(facts: Facts) -> Iterator[Finding]:
+    """Name optional packages that are installed and cannot be imported."""
+    for name, outcome in facts.torch.get("optional", {}).items():
+        if outcome != "ok" and name != "transformer_engine":
+            found = f"is installed and does not import, so nothing here uses it: {outcome}"
+            yield Finding(WARNING, name, found, "mend or uninstall it")
+
+
+def check_older_package(facts: Facts) -> Iterator[Finding]:
+    """Warn of another package that patches megatron-core."""
+    if "mindspeed" in facts.versions:
+        found = (
+            f"the package mindspeed {facts.versions['mindspeed']} is installed beside this one; both change "
+            "megatron-core when both are imported"
+        )
+        remedy = "import only one of mindspeed.megatron_adaptor and mindspeed_core.megatron_adaptor"
+        yield Finding(WARNING, "mindspeed", found, remedy)
+
+
+def check_platforms(facts: Facts) -> Iterator[Finding]:
+    """Report what each installed platform says about this machine."""
+    for name, (available, reason) in sorted(facts.platforms.items()):
+        yield Finding(OK if available else NOTE, f"platform {name}", reason)
+
+
+def check_plugins(facts: Facts) -> Iterator[Finding]:
+    """Check for broken plugins, and that the host is installed."""
+    for who, error, remedy in facts.broken:
+        yield Finding(WARNING, f"plugin {who}", error, remedy)
+    if facts.host not in facts.hosts:
+        found = f"{facts.host!r} is not installed; there are: {', '.join(facts.hosts) or 'none'}"
+        yield Finding(ERROR, "host", found, "choose one of them")
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    check_python,
+    check_versions,
+    check_torch,
+    check_megatron,
+    check_npu,
+    check_environment,
+    check_limits,
+    check_transformer_engine,
+    check_optional_packages,
+    check_older_package,
+    check_platforms,
+    check_plugins,
+)

@@ -1,0 +1,86 @@
+"""``mindspeed-features doctor``: prints what `mindspeed_megatron.doctor.checks` found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from mindspeed_core.discovery.host import ERROR, NOTE, OK, WARNING
+from mindspeed_core.terminal.errors import EXIT_PROBLEMS
+from mindspeed_core.terminal.foreign_text import emit
+from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_labelled, print_rows
+from mindspeed_core.terminal.training_flags import host_option
+from mindspeed_core.terminal.wrapped import say
+
+if TYPE_CHECKING:
+    from mindspeed_core.discovery.host import Finding
+
+_STYLES = {OK: "good", NOTE: "dim", WARNING: "warning", ERROR: "bad"}
+_WORST_FIRST = (ERROR, WARNING, NOTE)
+
+
+@click.command("doctor", short_help="Check versions, devices and common mistakes.")
+@host_option
+@click.option("--all", "everything", is_flag=True, help="Every check, also those that passed.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def command(context: click.Context, host: str, everything: bool, as_json: bool) -> None:
+    """Check this machine: versions, devices, limits, common mistakes, each with its remedy.
+
+    Exit status 1 when something prevents training.
+    """
+    from mindspeed_core.registry import Registry
+    from mindspeed_megatron.doctor.checks import collect, examine
+
+    findings = examine(collect(Registry.discover(), host))
+    failed = any(finding.severity == ERROR for finding in findings)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        emit(json.dumps({"ok": not failed, "findings": [asdict(f) for f in findings]}, indent=2))
+    else:
+        print_findings(findings, everything=everything)
+    context.exit(EXIT_PROBLEMS if failed else 0)
+
+
+def print_findings(findings: Sequence[Finding], *, everything: bool = False) -> None:
+    """Print the verdict, what asks for attention with its remedy, and what is fine in short.
+
+    Args:
+        findings: of `mindspeed_megatron.doctor.checks.examine`.
+        everything: print what is fine in full too.
+    """
+    counts = {severity: sum(f.severity == severity for f in findings) for severity in (*_WORST_FIRST, OK)}
+    told = [f"{counts[s]} {s}{'' if counts[s] == 1 else 's'}" for s in _WORST_FIRST if counts[s]]
+    verdict = "something prevents training" if counts[ERROR] else "ready to train"
+    verdict_cell = Cell(verdict, "bad" if counts[ERROR] else "good")
+    print_rows([(verdict_cell, ", ".join(told))], tabs=False)
+    shown = (*_WORST_FIRST, OK) if everything else _WORST_FIRST
+    for severity in shown:
+        members = [finding for finding in findings if finding.severity == severity]
+        if members:
+            emit()
+            print_heading(severity)
+        wide = max((len(finding.subject) for finding in members), default=0)
+        for finding in members:
+            label = f"{finding.subject:<{wide}}"
+            print_labelled(label, Cell(finding.found), wide=wide, style=_STYLES[severity], indent=2)
+            if finding.remedy:
+                # A command to copy stays in one piece.
+                emit(f"{'':<{wide + 4}}-> {finding.remedy}")
+    passed = [finding for finding in findings if finding.severity == OK]
+    if not everything and passed:
+        emit()
+        print_heading(OK)
+        say(", ".join(_in_short(finding) for finding in passed), indent=2)
+        emit()
+        print_hint("mindspeed-features doctor --all prints every check.")
+
+
+def _in_short(finding: Finding) -> str:
+    """Return subject and version of a check that passed, without its explanation."""
+    found = finding.found.partition(" (")[0]
+    return f"{finding.subject} {found}" if len(found) <= 20 else finding.subject

@@ -1,0 +1,141 @@
+"""The Megatron-LM checkout: whether it can be imported, and what it needs that is not installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from mindspeed_core.discovery.installed import installed_version
+from mindspeed_megatron.dataset_helpers import (
+    SOURCE,
+    build_command,
+    compiled_names,
+    is_compiled,
+    name_of_make,
+    wanted_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mindspeed_core.discovery.host import Finding
+
+PACKAGES = {
+    "six": "six",
+    "regex": "regex",
+    "pybind11": "pybind11",
+    "sentencepiece": "sentencepiece",
+    "tiktoken": "tiktoken",
+    "transformers": "transformers",
+    "triton": "triton",
+    "einops": "einops",
+}
+"""Packages that the checkout imports or builds with, and the distribution that brings each."""
+
+VARIABLE = "MEGATRON_LM_PATH"
+OLDEST = "0.15.3"
+"""Of the megatron-core that a checkout brings."""
+
+
+def require() -> None:
+    """Import Megatron-LM's training package.
+
+    Raises:
+        ImportError: it is not importable; the message is one sentence with the way out.
+    """
+    try:
+        import_module("megatron.training")
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if error.name in ("megatron", "megatron.training"):
+            raise ImportError(
+                "mindspeed_core.megatron_adaptor: no Megatron-LM checkout is importable; add it to "
+                "PYTHONPATH (megatron-core from PyPI has no megatron.training), or use mindspeed-train",
+                name=error.name,
+            ) from None
+        brings = PACKAGES.get(name, name)
+        raise ImportError(
+            f"mindspeed_core.megatron_adaptor: Megatron-LM imports {name!r}, which is not installed: pip "
+            f"install {brings} (mindspeed-features doctor --host megatron-lm names everything it needs)",
+            name=error.name,
+        ) from error
+    found = installed_version("megatron-core")
+    if found and Version(found) < Version(OLDEST):
+        raise ImportError(
+            f"mindspeed_core.megatron_adaptor: this checkout brings megatron-core {found}; check out "
+            f"core_v{OLDEST} or newer"
+        )
+
+
+def find_checkout() -> Path | None:
+    """Return the checkout that scripts would import: on the module path, or named by ``MEGATRON_LM_PATH``."""
+    named = os.environ.get(VARIABLE, "")
+    for path in (*sys.path, *([named] if named else [])):
+        candidate = Path(path or ".")
+        if (candidate / "megatron" / "training" / "arguments.py").is_file():
+            return candidate
+    return None
+
+
+def missing_packages() -> list[str]:
+    """Return the distributions that the checkout needs and that are not installed."""
+    return [brings for name, brings in PACKAGES.items() if find_spec(name) is None]
+
+
+def findings() -> list[Finding]:
+    """Look for what a training with the adaptor needs beside the core: a checkout, and what it imports."""
+    from mindspeed_core.discovery.host import ERROR, NOTE, OK, Finding
+
+    found = []
+    checkout = find_checkout()
+    if checkout is None:
+        remedy = f"add a checkout to PYTHONPATH, or name it in {VARIABLE} for the tests"
+        found.append(Finding(ERROR, "Megatron-LM", "no checkout is on the module path", remedy))
+    elif str(checkout) == os.environ.get(VARIABLE, ""):
+        remedy = f"PYTHONPATH={checkout} where the scripts do not lie in the checkout"
+        found.append(Finding(NOTE, "Megatron-LM", f"{VARIABLE} names {checkout}", remedy))
+    else:
+        found.append(Finding(OK, "Megatron-LM", f"{checkout} is on the module path"))
+    missing = missing_packages()
+    if missing:
+        remedy = f"pip install {' '.join(missing)}"
+        found.append(Finding(ERROR, "Megatron-LM's imports", f"not installed: {', '.join(missing)}", remedy))
+    else:
+        found.append(Finding(OK, "Megatron-LM's imports", "all are installed"))
+    if checkout is not None:
+        found += _helpers(checkout / "megatron" / "core" / "datasets")
+    return found
+
+
+def _helpers(folder: Path) -> Iterator[Finding]:
+    """Look for the compiled index builder: scripts run ``make``, which may build it for another Python."""
+    from mindspeed_core.discovery.host import ERROR, NOTE, OK, Finding
+
+    if not (folder / SOURCE).is_file():
+        return
+    subject = "Megatron-LM's helpers"
+    if is_compiled(folder):
+        yield Finding(OK, subject, "the compiled index builder is one of this Python")
+        return
+    compiled = compiled_names(folder)
+    lies = (
+        f"{', '.join(compiled)} belongs to another Python"
+        if compiled
+        else "the index builder is not compiled"
+    )
+    made = name_of_make()
+    if made == wanted_name():
+        found = f"{lies}; a script compiles {made} when it starts"
+        yield Finding(NOTE, subject, found, build_command(folder))
+        return
+    found = (
+        f"{lies}: this one loads {wanted_name()}, and the make that scripts start writes {made}, after the "
+        f"first python3-config on the PATH; datasets need it"
+    )
+    yield Finding(ERROR, subject, found, build_command(folder))

@@ -1,0 +1,378 @@
+"""Other spellings of MindSpeed and MindSpeed-LLM: what to read instead, from the whole command line.
+
+Each function judges one flag. Where the meaning depends on other flags, it looks at them; where nothing here
+means the same, it refuses. The table at the end is read by `reading` and by the pages of the documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from mindspeed_core.flags.given import (
+    ChangesNothing,
+    Given,
+    Line,
+    Outcome,
+    Refused,
+    Translated,
+    Translation,
+)
+from mindspeed_megatron.upstream.fsdp2_file import fsdp2_file
+from mindspeed_megatron.upstream.verdicts import MEGATRON_LM, MINDSPEED, MINDSPEED_LLM
+
+_MODELS = "the package mindspeed-models, which is not published yet"
+
+
+def renamed(option: str) -> Translation:
+    """Return the translation of a flag that has another name and the same values."""
+
+    def translate(given: Given, line: Line) -> Outcome:
+        return Translated((option, *given.words))
+
+    return translate
+
+
+def position_embedding(given: Given, line: Line) -> Outcome:
+    """``--no-position-embedding``: Megatron-LM takes it beside rotary embeddings alone, which stay."""
+    if line.has("--use-rotary-position-embeddings") or line.value("--position-embedding-type") == "rope":
+        return ChangesNothing("rotary embeddings take the place of the one that it leaves out")
+    return Translated(("--position-embedding-type", "none"))
+
+
+def layer_frequency(given: Given, line: Line) -> Outcome | None:
+    """``--moe-layer-freq -1``: MindSpeed-LLM counts modulo it, so that the sign has no effect."""
+    if line.number("--first-k-dense-replace", 0) > 0 and not line.knows("--first-k-dense-replace"):
+        return None
+    word = given.words[0] if len(given.words) == 1 else ""
+    if word.startswith("-") and word[1:].isdigit() and word != "-0":
+        return Translated(("--moe-layer-freq", word[1:]), "layers are counted modulo it, without its sign")
+    return None
+
+
+def first_dense_layers(given: Given, line: Line) -> Outcome:
+    """``--first-k-dense-replace K``: layer i has experts if i >= K and --moe-layer-freq divides i."""
+    word = given.words[0] if len(given.words) == 1 else ""
+    if not word.lstrip("-").isdigit():
+        return Refused("it takes one whole number", "write --first-k-dense-replace K")
+    if not line.has("--num-experts"):
+        return ChangesNothing("the model has no experts")
+    dense = max(int(word), 0)
+    if not dense:
+        return ChangesNothing("no layer is made dense by it")
+    frequency, layers = line.value("--moe-layer-freq", "1"), line.value("--num-layers")
+    if not frequency.lstrip("-").isdigit() or not int(frequency):
+        return Refused(
+            f"--moe-layer-freq {frequency} says it too, layer by layer", "keep --moe-layer-freq alone"
+        )
+    if not layers.isdigit():
+        return Refused("the layers behind the first ones are counted by --num-layers", "add --num-layers")
+    if dense >= int(layers):
+        return Refused(
+            f"no layer of --num-layers {layers} would have experts", "lower it, or leave out --num-experts"
+        )
+    step = abs(int(frequency))
+    if step == 1:
+        pattern = f"([0]*{dense}+[1]*{int(layers) - dense})"
+    else:
+        pattern = f"[{','.join(str(int(i >= dense and i % step == 0)) for i in range(int(layers)))}]"
+    return Translated(("--moe-layer-freq", pattern), without=("--moe-layer-freq",))
+
+
+def normalized_weights(given: Given, line: Line) -> Outcome:
+    """``--norm-topk-prob``: weights of the chosen experts are divided by their sum."""
+    if not line.has("--num-experts"):
+        return ChangesNothing("the model has no experts")
+    if line.value("--moe-router-score-function", "softmax") == "sigmoid":
+        return ChangesNothing("weights of a sigmoid are always divided by their sum")
+    balancing = line.value("--moe-router-load-balancing-type", "aux_loss")
+    if balancing not in ("aux_loss", "softmax_topk"):
+        return ChangesNothing(f"MindSpeed-LLM reads it with aux_loss alone, not with {balancing}")
+    if not line.has("--moe-router-pre-softmax"):
+        return ChangesNothing("the softmax is over the chosen experts, whose weights add up to one")
+    if line.has("--moe-router-topk-scaling-factor"):
+        return Refused(
+            "dividing by the sum would undo --moe-router-topk-scaling-factor, as it does in MindSpeed-LLM",
+            "leave out one of the two",
+        )
+    return Translated(
+        (),
+        "a softmax over all experts, divided by the sum of the chosen ones, is a softmax over these",
+        without=("--moe-router-pre-softmax",),
+    )
+
+
+def sequence_loss(given: Given, line: Line) -> Outcome:
+    """``--seq-aux``: the balancing loss of each sequence."""
+    if not line.has("--num-experts"):
+        return ChangesNothing("the model has no experts")
+    words = line.words("--moe-router-load-balancing-type")
+    if "seq_aux_loss" in words:
+        return ChangesNothing("--moe-router-load-balancing-type seq_aux_loss says the same")
+    if words == ("pai_megatron_aux_loss",):
+        return ChangesNothing("MindSpeed-LLM does not read it with pai_megatron_aux_loss")
+    if words not in ((), ("none",)):
+        return Refused(
+            f"--moe-router-load-balancing-type {' '.join(words)} asks for another loss",
+            "keep one of the two; --moe-router-load-balancing-type seq_aux_loss is the loss of each sequence",
+        )
+    if words and not line.number("--moe-aux-loss-coeff", 0.0):
+        return ChangesNothing("its loss has the factor --moe-aux-loss-coeff, which is zero")
+    return Translated(
+        ("--moe-router-load-balancing-type", "seq_aux_loss"),
+        "the loss is computed without the bias of --moe-router-enable-expert-bias",
+        without=("--moe-router-load-balancing-type",),
+    )
+
+
+def balancing_type(given: Given, line: Line) -> Outcome | None:
+    """``--moe-router-load-balancing-type pai_megatron_aux_loss``, and types without a counterpart."""
+    if given.words == ("pai_megatron_aux_loss",):
+        return Translated(
+            ("--moe-router-load-balancing-type", "aux_loss", "--moe-router-pre-softmax"),
+            "the loss and the softmax over all experts are these; it reads neither groups nor a factor",
+            without=(
+                "--moe-router-pre-softmax",
+                "--moe-router-topk-scaling-factor",
+                "--moe-router-num-groups",
+                "--moe-router-group-topk",
+            ),
+        )
+    nearest = {
+        "softmax_topk": "none with --moe-router-pre-softmax is the nearest",
+        "sparsemixer_topk": "sinkhorn or aux_loss are there",
+        "group_limited_greedy": "aux_loss with --moe-router-num-groups and --moe-router-group-topk is the "
+        "nearest",
+    }
+    word = given.words[0] if len(given.words) == 1 else ""
+    if word in nearest:
+        return Refused(f"{word} is a router of MindSpeed-LLM's own", nearest[word])
+    return None
+
+
+def rope_scaling(given: Given, line: Line) -> Outcome:
+    """``--rope-scaling-type``: yarn is of latent attention, llama3 has a flag of its own."""
+    word = given.words[0] if len(given.words) == 1 else ""
+    if word == "yarn":
+        if not line.has(*_LATENT):
+            return Refused(
+                "yarn scales the positions of latent attention alone here",
+                "add --multi-latent-attention, or leave it out",
+            )
+        return Translated(("--rope-type", "yarn"))
+    if word == "llama3":
+        fixed = {
+            "--low-freq-factor": 1.0,
+            "--high-freq-factor": 4.0,
+            "--original-max-position-embeddings": 8192.0,
+            "--rope-scaling-original-max-position-embeddings": 8192.0,
+        }
+        other = [option for option, value in fixed.items() if line.number(option, value) != value]
+        if other:
+            return Refused(
+                f"{other[0]} is fixed at {fixed[other[0]]:g} here", "use Llama 3.1's value, or leave it out"
+            )
+        return Translated(("--use-rope-scaling",))
+    return Refused(f"{word or 'an empty type'} belongs to {_MODELS}", "use yarn or llama3")
+
+
+def rope_scaling_factor(given: Given, line: Line) -> Outcome | None:
+    """``--rope-scaling-factor``: Llama 3.1's beside --use-rope-scaling, else of --rope-scaling-type."""
+    if line.value("--rope-scaling-type") == "yarn":
+        return Translated(("--rotary-scaling-factor", *given.words))
+    return None
+
+
+def llama_constant(given: Given, line: Line) -> Outcome:
+    """``--low-freq-factor``, ``--high-freq-factor``: fixed parts of Llama 3.1's scaling."""
+    if line.value("--rope-scaling-type") == "llama3":
+        return ChangesNothing("Llama 3.1's value is the one that is used")
+    return ChangesNothing("it is read with --rope-scaling-type llama3 alone")
+
+
+def original_positions(given: Given, line: Line) -> Outcome:
+    """``--rope-scaling-original-max-position-embeddings``."""
+    if line.value("--rope-scaling-type") == "llama3":
+        return ChangesNothing("Llama 3.1's value is the one that is used")
+    return Translated(("--original-max-position-embeddings", *given.words))
+
+
+def tokenizer_type(given: Given, line: Line) -> Outcome | None:
+    """``--tokenizer-type PretrainedFromHF``: a folder or file of Hugging Face's tokenizers."""
+    if given.words == ("PretrainedFromHF",):
+        return Translated(("--tokenizer-type", "HuggingFaceTokenizer"))
+    if given.words == ("MagistralTokenizer",):
+        return Refused(f"MagistralTokenizer belongs to {_MODELS}", "use HuggingFaceTokenizer")
+    return None
+
+
+def tokenizer_path(given: Given, line: Line) -> Outcome:
+    """``--tokenizer-name-or-path``."""
+    return Translated(("--tokenizer-model", *given.words))
+
+
+def kernel_layout(given: Given, line: Line) -> Outcome | None:
+    """``--shape-order BNSD``: the order of axes in which a kernel takes its operands."""
+    if given.words == ("BNSD",):
+        return ChangesNothing("the kernel takes its operands in another order of axes, with the same result")
+    return None
+
+
+def checkpoint_format(given: Given, line: Line) -> Outcome | None:
+    """``--ckpt-format torch`` and ``torch_dcp``: formats of Megatron-LM's; written as torch_dist."""
+    if given.words in (("torch",), ("torch_dcp",)):
+        return Translated(
+            ("--ckpt-format", "torch_dist"),
+            "checkpoints are written in megatron-core's format; a folder of --load in another one is refused",
+        )
+    if given.words == ("fsdp_dtensor",) and line.has("--use-megatron-fsdp", "--use-custom-fsdp"):
+        return Translated(
+            ("--ckpt-format", "torch_dist"),
+            "parameters that Megatron-FSDP shards are written in megatron-core's format too",
+        )
+    return None
+
+
+def attention_backend(given: Given, line: Line) -> Outcome | None:
+    """``--attention-backend flash``: a plugin's flash attention, where layers are megatron-core's own."""
+    local = line.value("--transformer-impl") == "local" or find_spec("transformer_engine") is None
+    if given.words != ("flash",) or not local:
+        return None
+    if line.has("--use-flash-attn"):
+        return ChangesNothing("--use-flash-attn says it")
+    return Translated(("--use-flash-attn",)) if line.knows("--use-flash-attn") else None
+
+
+def custom_fsdp(given: Given, line: Line) -> Outcome:
+    """``--use-custom-fsdp``: the first name of Megatron-FSDP."""
+    return Translated(("--use-megatron-fsdp",))
+
+
+def softmax_type(given: Given, line: Line) -> Outcome:
+    """``--topk-softmax-in-fp32``: weights of experts stay in float32 until they are used."""
+    if not line.has("--num-experts"):
+        return ChangesNothing("the model has no experts")
+    return Translated(("--moe-router-dtype", "fp32"), "the product of the router is in float32 as well")
+
+
+def specification(given: Given, line: Line) -> Outcome | None:
+    """``--spec mindspeed_llm…``: layers that MindSpeed-LLM describes in code."""
+    word = given.words[0] if given.words else ""
+    if not word.startswith("mindspeed_llm."):
+        return None
+    name = word.rpartition(".")[2]
+    if given.words[1:] == ("layer_spec",):
+        if name == "qwen3_spec" and not line.has(*_LATENT):
+            return ChangesNothing("megatron-core's own layers are these, norms of queries and keys included")
+        if name == "deepseek_spec" and _same_latent_attention(line):
+            return ChangesNothing(
+                "megatron-core's latent attention computes the same; weights there have other names"
+            )
+    return Refused(f"the layers of {name} belong to {_MODELS}", "leave it out for megatron-core's layers")
+
+
+_LATENT = ("--multi-latent-attention", "--multi-head-latent-attention")
+
+
+def _same_latent_attention(line: Line) -> bool:
+    """Return whether positions and scores are scaled as in megatron-core.
+
+    Without yarn MindSpeed-LLM rotates other pairs of channels, and with two constants it scales scores by
+    the second one.
+    """
+    scales = [line.number(f"--rope-scaling-{name}", 0.0) for name in ("mscale", "mscale-all-dim")]
+    yarn = line.value("--rope-scaling-type") == "yarn"
+    return line.has(*_LATENT) and yarn and scales[0] == scales[1] != 0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One translation of the table.
+
+    Attributes:
+        source: whose spelling it is.
+        translate: the function.
+        reads: one phrase for the documentation: what is read instead.
+        declared: where somebody declares the flag: `NEVER` asked, asked about values that are `NO_CHOICE`
+            of it, or `ALWAYS` asked.
+    """
+
+    source: str
+    translate: Translation
+    reads: str
+    declared: str = "never"
+
+
+NEVER, NO_CHOICE, ALWAYS = "never", "no choice", "always"
+
+
+def _renamed(source: str, names: Mapping[str, str]) -> dict[str, Entry]:
+    return {old: Entry(source, renamed(new), f"`{new}`") for old, new in names.items()}
+
+
+TRANSLATIONS: Mapping[str, Entry] = {
+    **_renamed(
+        MINDSPEED,
+        {
+            "--multi-head-latent-attention": "--multi-latent-attention",
+            "--qk-nope-head-dim": "--qk-head-dim",
+            "--qk-rope-head-dim": "--qk-pos-emb-head-dim",
+            "--yarn-scaling-factor": "--rotary-scaling-factor",
+            "--rope-scaling-beta-fast": "--beta-fast",
+            "--rope-scaling-beta-slow": "--beta-slow",
+            "--rope-scaling-mscale": "--mscale",
+            "--rope-scaling-mscale-all-dim": "--mscale-all-dim",
+        },
+    ),
+    **_renamed(
+        MINDSPEED_LLM,
+        {
+            "--moe-intermediate-size": "--moe-ffn-hidden-size",
+            "--shared-expert-gate": "--moe-shared-expert-gate",
+            "--add-rmsnorm-offset": "--apply-layernorm-1p",
+            "--partial-rotary-factor": "--rotary-percent",
+        },
+    ),
+    "--router-gating-in-fp32": Entry(
+        MINDSPEED_LLM,
+        lambda given, line: Translated(("--moe-router-dtype", "fp32")),
+        "`--moe-router-dtype fp32`",
+    ),
+    "--topk-softmax-in-fp32": Entry(MINDSPEED_LLM, softmax_type, "`--moe-router-dtype fp32`"),
+    "--first-k-dense-replace": Entry(MINDSPEED_LLM, first_dense_layers, "`--moe-layer-freq` with a pattern"),
+    "--moe-layer-freq": Entry(MINDSPEED_LLM, layer_frequency, "without a sign", ALWAYS),
+    "--norm-topk-prob": Entry(MINDSPEED_LLM, normalized_weights, "no `--moe-router-pre-softmax`"),
+    "--seq-aux": Entry(MINDSPEED_LLM, sequence_loss, "`--moe-router-load-balancing-type seq_aux_loss`"),
+    "--moe-router-load-balancing-type": Entry(
+        MINDSPEED_LLM,
+        balancing_type,
+        "pai_megatron_aux_loss as `aux_loss --moe-router-pre-softmax`",
+        NO_CHOICE,
+    ),
+    "--rope-scaling-type": Entry(
+        MINDSPEED, rope_scaling, "yarn as `--rope-type yarn`, llama3 as `--use-rope-scaling`"
+    ),
+    "--rope-scaling-factor": Entry(
+        MINDSPEED, rope_scaling_factor, "`--rotary-scaling-factor` with yarn", ALWAYS
+    ),
+    "--rope-scaling-original-max-position-embeddings": Entry(
+        MINDSPEED, original_positions, "`--original-max-position-embeddings` with yarn"
+    ),
+    "--low-freq-factor": Entry(MINDSPEED_LLM, llama_constant, "Llama 3.1's constant"),
+    "--high-freq-factor": Entry(MINDSPEED_LLM, llama_constant, "Llama 3.1's constant"),
+    "--tokenizer-type": Entry(
+        MINDSPEED_LLM, tokenizer_type, "PretrainedFromHF as HuggingFaceTokenizer", NO_CHOICE
+    ),
+    "--tokenizer-name-or-path": Entry(MINDSPEED, tokenizer_path, "`--tokenizer-model`"),
+    "--shape-order": Entry(MINDSPEED_LLM, kernel_layout, "BNSD as the default", NO_CHOICE),
+    "--fsdp2-config-path": Entry(
+        MINDSPEED, fsdp2_file, "what the file says: `--torch-fsdp2-no-reshard-after-forward`, or nothing"
+    ),
+    "--use-custom-fsdp": Entry(MINDSPEED, custom_fsdp, "`--use-megatron-fsdp`"),
+    "--no-position-embedding": Entry(MEGATRON_LM, position_embedding, "`--position-embedding-type none`"),
+    "--ckpt-format": Entry(MEGATRON_LM, checkpoint_format, "torch and torch_dcp as torch_dist", NO_CHOICE),
+    "--attention-backend": Entry(MEGATRON_LM, attention_backend, "flash as `--use-flash-attn`", ALWAYS),
+    "--spec": Entry(MINDSPEED_LLM, specification, "names of MindSpeed-LLM's specifications"),
+}
+"""Translations by option string."""

@@ -1,0 +1,445 @@
+"""Default stages for data: datasets, iterators, and the batch of each pipeline stage.
+
+Datasets are megatron-core's. Every rank reads its samples from the memory-mapped files itself, so that no
+broadcast over tensor parallelism is needed, and a rank that fails to build them stops all with one message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.datasets import blended_dataset
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset, MockGPTLowLevelDataset
+from torch.utils.data import Dataset
+
+from mindspeed_core.errors import DataError, UserError
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.run import Batch, DataIterators, Datasets, Run, Sampling
+from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_megatron.data_source import data_source
+from mindspeed_megatron.micro_batches import check_shape, micro_batches
+from mindspeed_megatron.random_sampler import RandomSampler
+from mindspeed_train.arguments.sizes import check_index_fits
+from mindspeed_train.checkpoint.content import LoadedBatch
+from mindspeed_train.data.files import DatasetFiles, check_dataset_files, largest_token
+from mindspeed_train.data.identity import TrainingData, check_unchanged, record_of
+from mindspeed_train.data.index_cache import BlendedDataset, GPTDataset
+from mindspeed_train.data.open_iterators import OpenIterators
+from mindspeed_train.data.python_helpers import index_builders
+from mindspeed_train.data.sources import SPLITS, Blend, Sources, data_sources, parse_split
+from mindspeed_train.data.synthetic import no_datasets, shaped_iterators
+from mindspeed_train.text.stages import (
+    BuiltTokenizer,
+    build_for_session,
+    check_for_datasets,
+)
+from mindspeed_train.text.tokenizer import NullTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+logger = logging.getLogger("mindspeed_core")
+
+_Sizes = tuple[int, int | None, int]
+_Shares = tuple[float, float, float]
+_BATCH_FIELDS = frozenset(field.name for field in dataclasses.fields(Batch)) - {"extra"}
+
+
+@dataclasses.dataclass
+class _StageFields:
+    """The fields that each chunk of a run needs, by virtual pipeline stage; asked for once."""
+
+    by_vp_stage: dict[int | None, frozenset[str]] = dataclasses.field(default_factory=dict)
+
+
+@hookimpl(trylast=True)
+def build_datasets(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
+    """Build megatron-core's GPT datasets: rank 0 first, then the others from its index cache."""
+    if session.platform.dry_run:
+        return no_datasets(num_samples)
+    return _rank_by_rank(lambda: _build(session, args, num_samples), args)
+
+
+@hookimpl(trylast=True)
+def build_data_iterators(session: Session, run: Run) -> DataIterators:
+    """Build one lazy iterator per model chunk: a chunk that needs no data starts no loader."""
+    datasets, args = run.datasets, run.args
+    session.state(_StageFields).by_vp_stage.clear()
+    session.at_close(session.state(OpenIterators).end)
+    if datasets is None or (datasets.train is None and not args.skip_train):
+        raise DataError("there is no training dataset; build_datasets has to come first")
+    if args.full_validation and datasets.batch_sampler is not None:
+        raise DataError(
+            f"--full-validation: the batch sampler of {data_source(session) or 'the data'} decides how many "
+            "micro-batches there are; use --eval-iters"
+        )
+
+    if session.platform.dry_run:
+        return shaped_iterators(run)
+    _check_counted(session, datasets, args)
+
+    def iterators(
+        dataset: Any, consumed: int, split: str, endless: bool = False
+    ) -> list[Iterator[Any]] | None:
+        return None if dataset is None else _iterators(run, datasets, dataset, consumed, split, endless)
+
+    def validation(dataset: Any, split: str) -> list[Iterator[Any]] | None:
+        if dataset is not None and args.full_validation:
+            dataset = WholeBatches(dataset, args.global_batch_size)
+        # A pass over the whole set ends where it began; a validation alone begins at the start as well.
+        begin = 0 if args.full_validation or args.skip_train else run.consumed_valid_samples
+        return iterators(dataset, begin, split, endless=True)
+
+    train = None if args.skip_train else iterators(datasets.train, run.consumed_train_samples, SPLITS[0])
+    sets = {name: validation(dataset, f"{SPLITS[1]} {name}") for name, dataset in datasets.valid_sets.items()}
+    return DataIterators(
+        train,
+        validation(datasets.valid, SPLITS[1]),
+        iterators(datasets.test, 0, SPLITS[2], endless=True),
+        {name: found for name, found in sets.items() if found is not None},
+    )
+
+
+def _check_counted(session: Session, datasets: Datasets, args: Namespace) -> None:
+    """Refuse to go on in micro-batches that were counted in another unit."""
+    saved = session.state(LoadedBatch).micro_batch_size
+    if datasets.batch_sampler is not None and saved not in (None, args.micro_batch_size):
+        raise DataError(
+            f"--micro-batch-size {args.micro_batch_size}: the batch sampler of "
+            f"{data_source(session) or 'the data'} goes on behind the micro-batches that were used, and the "
+            f"checkpoint counts {saved} samples for each; use --micro-batch-size {saved}"
+        )
+
+
+@hookimpl(trylast=True)
+def get_batch(session: Session, run: Run, data_iterator: Iterator[Any], vp_stage: int | None) -> Batch:
+    """Take the next sample and move the fields that this stage needs to the device."""
+    known = session.state(_StageFields).by_vp_stage
+    fields = known.get(vp_stage)
+    if fields is None:
+        fields = known[vp_stage] = _fields(session, run, vp_stage)
+    if not fields:
+        return Batch()
+    sample = next(data_iterator)
+    _check_fields(session, sample, fields)
+    _check_shape(run, sample)
+    device = run.dist.device
+    moved = {name: sample[name] for name in fields}
+    if device.type != "cpu":
+        moved = {
+            name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+            for name, value in moved.items()
+        }
+    extra = {name: moved.pop(name) for name in sorted(fields - _BATCH_FIELDS)}
+    return Batch(**moved, extra=extra)
+
+
+def _check_fields(session: Session, sample: Any, fields: frozenset[str]) -> None:
+    source = data_source(session) or "the dataset"
+    if not isinstance(sample, Mapping):
+        raise DataError(
+            f"{source}: a micro-batch is a {type(sample).__name__}; let collate return a dictionary"
+        )
+    missing = sorted(fields.difference(sample))
+    if missing:
+        hint = ". --create-attention-mask-in-dataloader adds attention_mask" * ("attention_mask" in missing)
+        raise DataError(
+            f"{source} gives no {', '.join(missing)}, which this pipeline stage needs; it gives "
+            f"{', '.join(sorted(sample))}{hint}"
+        )
+
+
+def _check_shape(run: Run, sample: Mapping[str, Any]) -> None:
+    """Refuse a micro-batch of another shape where other ranks expect the usual one."""
+    args = run.args
+    shape = (run.context.samples or args.micro_batch_size, args.seq_length)
+    if args.context_parallel_size > 1:
+        check_shape(sample, shape, "ranks of a sequence split this length; use --context-parallel-size 1")
+    elif args.pipeline_model_parallel_size > 1 and not args.variable_seq_lengths:
+        check_shape(sample, shape, "add --variable-seq-lengths")
+
+
+def _fields(session: Session, run: Run, vp_stage: int | None) -> frozenset[str]:
+    chunk: Any = run.model[vp_stage or 0]
+    while not hasattr(chunk, "pre_process"):
+        chunk = chunk.module
+    fields: frozenset[str] = session.call(
+        "batch_fields", args=run.args, pre_process=chunk.pre_process, post_process=chunk.post_process
+    )
+    return fields
+
+
+class _MadeUpTokens(MockGPTLowLevelDataset):
+    """megatron-core's counting sequences, within the vocabulary: 0.15 counts to 4,096 whatever its size."""
+
+    def __init__(self, tokenizer: NullTokenizer) -> None:
+        super().__init__(tokenizer)
+        self._vocab_size = tokenizer.vocab_size
+
+    def __getitem__(self, idx: int) -> Any:
+        return super().__getitem__(idx) % self._vocab_size
+
+
+class MadeUpDataset(MockGPTDataset):
+    """Samples of ``--mock-data``: a function of their index and the vocabulary size."""
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> Any:
+        """Return the sequences that samples are cut from."""
+        return _MadeUpTokens(config.tokenizer)
+
+
+class WholeBatches(Dataset[Any]):
+    """A dataset filled up to whole batches with samples that count for nothing.
+
+    So every sample is seen once whatever the number of ranks, and the mean loss is that of the whole set.
+    """
+
+    def __init__(self, dataset: Any, batch: int) -> None:
+        """Fill ``dataset`` up to a multiple of ``batch``."""
+        self.dataset = dataset
+        self.samples = len(dataset)
+        self.length = -(-self.samples // batch) * batch
+
+    def __len__(self) -> int:
+        """Return the number of samples, those that fill up included."""
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        """Return the sample, or the first one without loss."""
+        if index < self.samples:
+            return self.dataset[index]
+        sample = self.dataset[0]
+        if not isinstance(sample, Mapping) or "loss_mask" not in sample:
+            raise DataError(
+                "--full-validation: the last batch is filled up with samples without loss, and a sample of "
+                "this dataset has no loss_mask to switch off; use --eval-iters"
+            )
+        return {**sample, "loss_mask": torch.zeros_like(sample["loss_mask"])}
+
+
+class _RankLocalBuilder(BlendedMegatronDatasetBuilder):
+    """megatron-core's builder without its barriers.
+
+    It waits between rank 0 and the others inside of the construction, where a failure of rank 0 leaves the
+    others waiting; here the caller orders the ranks and hears of failures.
+    """
+
+    def _build_megatron_datasets_parallel(
+        self, prefixes: Sequence[str], split: Any, sizes_per_dataset: Any
+    ) -> list[list[Any]]:
+        built = [
+            self._build_megatron_dataset_splits(prefix, split, sizes, False)
+            for prefix, sizes in zip(prefixes, sizes_per_dataset)
+        ]
+        return [list(datasets) for datasets in zip(*built)]
+
+    @staticmethod
+    def build_generic_dataset(
+        cls: Callable[..., Any], is_built_on_rank: Any, synchronize_ranks: bool, *args: Any
+    ) -> Any:
+        return (BlendedDataset if cls is blended_dataset.BlendedDataset else cls)(*args)
+
+
+def _build(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
+    sources = data_sources(args)
+    tokenizer = session.state(BuiltTokenizer).tokenizer
+    if tokenizer is None:
+        tokenizer = build_for_session(session, args)
+    check_for_datasets(session, tokenizer, args)
+    values: dict[str, Any] = {
+        "random_seed": args.seed,
+        "sequence_length": args.seq_length,
+        "path_to_cache": args.data_cache_path,
+        "mmap_bin_files": args.mmap_bin_files,
+        "tokenizer": tokenizer,
+        "reset_position_ids": bool(args.reset_position_ids),
+        "reset_attention_mask": bool(args.reset_attention_mask),
+        "eod_mask_loss": bool(args.eod_mask_loss),
+        "create_attention_mask": bool(args.create_attention_mask_in_dataloader),
+    }
+    if sources.per_split is None:
+        shares = parse_split(args.split)
+        if sources.shared is not None:
+            # A share of zero says that the split is not wanted; training always is.
+            num_samples = _without(num_samples, [share == 0 for share in (1.0, *shares[1:])])
+            values["blend"] = sources.shared.pair
+        values["split"] = args.split
+    else:
+        shares = (1.0, 1.0, 1.0)
+        num_samples = _without(num_samples, [blend is None for blend in sources.per_split])
+        # megatron-core never ends counting the epochs of a split from which nothing is wanted.
+        values["blend_per_split"] = [
+            blend.pair if blend is not None and samples != 0 else None
+            for blend, samples in zip(sources.per_split, num_samples)
+        ]
+        if args.multiple_validation_sets:
+            values["multiple_validation_sets"] = True
+    if args.full_validation:
+        values["full_validation"] = True
+    _check_sources(sources, tokenizer, shares, args.split, num_samples)
+    _check_identity(session, sources, args)
+    check_index_fits(args, num_samples)
+    config = GPTDatasetConfig(**values)
+    if config.split_matrix is not None:
+        matrix: list[Any] = [
+            share if samples != 0 else None for share, samples in zip(config.split_matrix, num_samples)
+        ]
+        config.split_matrix = matrix
+    dataset_class = MadeUpDataset if sources.made_up else GPTDataset
+    with index_builders():
+        train, valid, test = _RankLocalBuilder(dataset_class, list(num_samples), lambda: True, config).build()
+    wanted = num_samples[0] or 0
+    if train is not None and len(train) < wanted:
+        raise DataError(
+            f"there are {len(train)} training samples of --seq-length {args.seq_length}, the run needs "
+            f"{wanted}; lower --train-iters, or give each dataset a weight: then datasets repeat"
+        )
+    if not args.multiple_validation_sets:
+        return Datasets(train, valid, test)
+    sets = valid if isinstance(valid, list) else [] if valid is None else [valid]
+    names = _set_names(sources.blend(1))
+    return Datasets(train, None, test, dict(zip(names, sets)))
+
+
+def _check_identity(session: Session, sources: Sources, args: Namespace) -> None:
+    """Compare the training data with the checkpoint's, and keep their record for the next; on one rank."""
+    if sources.made_up or (dist.is_initialized() and dist.get_rank() != 0):
+        return
+    data = session.state(TrainingData)
+    data.record = record_of(sources, args.split)
+    changed = check_unchanged(data, allowed=bool(args.allow_other_data) or bool(args.skip_train))
+    if changed:
+        logger.warning("%s", changed)
+
+
+def _without(num_samples: _Sizes, absent: Sequence[bool]) -> _Sizes:
+    train, valid, test = num_samples
+    return 0 if absent[0] else train, 0 if absent[1] else valid, 0 if absent[2] else test
+
+
+def _set_names(blend: Blend | None) -> list[str]:
+    """Return the last part of each path, with its number where that is not unique."""
+    prefixes = blend.prefixes if blend else ("made-up",)
+    names = [Path(prefix).name for prefix in prefixes]
+    return [name if names.count(name) == 1 else f"{name}-{index}" for index, name in enumerate(names)]
+
+
+def _check_sources(
+    sources: Sources, tokenizer: Tokenizer, shares: _Shares, split: str, num_samples: _Sizes
+) -> None:
+    checked = {prefix: check_dataset_files(prefix, sources.flag_of(prefix)) for prefix in sources.prefixes()}
+    for files in checked.values():
+        _check_tokens(files, tokenizer)
+        if sources.shared is not None:
+            _check_shares(files, shares, split, num_samples)
+    for name, blend in zip(SPLITS, sources.per_split or ()):
+        for prefix in blend.prefixes if blend else ():
+            if checked[prefix].tokens < 2:
+                raise DataError(f"{prefix}: has no text for {name}; leave it out of {blend.flag}")  # type: ignore[union-attr]
+
+
+def _check_shares(files: DatasetFiles, shares: _Shares, split: str, num_samples: _Sizes) -> None:
+    begin = 0.0
+    for name, share, wanted in zip(SPLITS, shares, num_samples):
+        first, last = (round(bound * files.sequences) for bound in (begin, begin + share))
+        begin += share
+        tokens = int(files.sequence_lengths[first:last].sum(dtype="int64"))
+        if wanted != 0 and tokens < 2:
+            remedy = "" if name == SPLITS[0] else ", or --eval-iters 0"
+            raise DataError(
+                f"--split {split!r} leaves no text for {name} in {files.prefix} ({files.sequences} "
+                f"documents); give {name} a larger share, or more documents{remedy}"
+            )
+
+
+def _check_tokens(files: DatasetFiles, tokenizer: Tokenizer) -> None:
+    largest = largest_token(files)
+    if largest >= tokenizer.vocab_size:
+        raise DataError(
+            f"{files.prefix}.bin contains the id {largest}, the tokenizer has {tokenizer.vocab_size} ids; "
+            "name the tokenizer the dataset was made with in --tokenizer-model, or raise --vocab-size"
+        )
+
+
+def _rank_by_rank(build: Callable[[], Datasets], args: Namespace) -> Datasets:
+    """Build on rank 0, then on the others; a failure anywhere is raised on every rank.
+
+    Mock data leaves no files that others could wait for: every rank builds its own at once.
+    """
+    at_once = args.mock_data and not args.data_cache_path
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    built: Datasets | None = None
+    for first_turn in (True, False):
+        message = ""
+        cause: Exception | None = None
+        if (rank == 0 or at_once) == first_turn:
+            try:
+                built = build()
+            except Exception as error:
+                cause, message = error, _explain(error, args)
+        messages = all_gather_values(message)
+        if isinstance(cause, UserError):
+            raise cause
+        if cause is not None:
+            raise DataError(message) from cause
+        for other, text in enumerate(messages):
+            if text:
+                raise DataError(f"{text} (rank {other})")
+    assert built is not None
+    return built
+
+
+def _explain(error: Exception, args: Namespace) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    where = "made-up samples" if args.mock_data else " ".join(data_sources(args).prefixes()[:4])
+    if isinstance(error, OSError):
+        return (
+            f"the datasets of {where} cannot be indexed ({error}); name a folder that every rank can write "
+            "to and read from in --data-cache-path"
+        )
+    cache = args.data_cache_path or "the 'cache' folder beside the dataset"
+    return (
+        f"the datasets of {where} cannot be built ({type(error).__name__}: {error}); delete {cache} and try "
+        "again"
+    )
+
+
+def _iterators(
+    run: Run, datasets: Datasets, dataset: Any, consumed: int, split: str, endless: bool
+) -> list[Iterator[Any]]:
+    sampling = Sampling(
+        dataset=dataset,
+        split=split,
+        consumed_samples=consumed,
+        micro_batch_size=run.args.micro_batch_size,
+        dp_rank=run.pg.dp.rank(),
+        dp_size=run.pg.dp.size(),
+        endless=endless,
+        seed=run.args.seed,
+    )
+    cyclic = run.args.dataloader_type == "cyclic" and datasets.batch_sampler is None
+    whole = split.startswith(SPLITS[1]) and run.args.full_validation
+    made = [
+        micro_batches(
+            datasets,
+            sampling,
+            num_workers=run.args.num_workers,
+            pin_memory=run.dist.device.type not in ("cpu", "meta"),
+            owner=data_source(run.session),
+            order=RandomSampler(sampling, sharded=run.args.data_sharding) if cyclic and not whole else None,
+        )
+        for _ in run.model
+    ]
+    for iterator in made:
+        run.session.state(OpenIterators).add(iterator)
+    return [*made]

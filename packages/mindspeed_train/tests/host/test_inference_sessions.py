@@ -1,0 +1,99 @@
+"""Sessions of mode ``inference``: any length, masks of a program, caches of keys."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mindspeed_core import activate, check
+from mindspeed_core.activation import prepare
+from mindspeed_core.errors import UserError
+from mindspeed_testing.model_flags import training_flags
+from mindspeed_testing.worlds import run_world
+from mindspeed_train import loop
+
+LENGTH = 7
+TP2_SP = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+EXPERTS = ("--num-experts", "4", "--moe-router-topk", "2", "--disable-bias-linear")
+
+
+def logits(*flags, mask=None, training=False):
+    """Return the logits of a text whose length no rank count divides."""
+    command = training_flags(flags, 1)
+    with prepare(command, host="standalone", mode="inference", platform="cpu") as session:
+        run = loop.setup(session)
+        try:
+            model = run.model[0].train(training)
+            ids = torch.arange(LENGTH)[None] % 16
+            with torch.no_grad():
+                return model(ids, torch.arange(LENGTH)[None], mask)
+        finally:
+            loop.teardown(session)
+
+
+def with_and_without_sharded_sequences():
+    """Compare models of a world whose flags shard sequences with one whose flags do not."""
+    return [
+        torch.equal(logits(*TP2_SP, *more), logits(*TP2_SP[:2], *more))
+        for more in ((), ("--use-ascend-coc",))
+    ] + [logits(*TP2_SP, *EXPERTS).isfinite().all().item(), library_configuration()]
+
+
+def library_configuration():
+    """Ask a session for somebody's own loop for its configuration."""
+    from megatron.core.transformer import TransformerConfig
+
+    theirs = TransformerConfig(
+        num_layers=2,
+        hidden_size=16,
+        num_attention_heads=2,
+        tensor_model_parallel_size=2,
+        sequence_parallel=True,
+    )
+    with activate([], configs=[theirs], mode="inference", platform="cpu") as session:
+        return session.config(theirs).sequence_parallel is False and theirs.sequence_parallel
+
+
+def test_flags_that_shard_sequences_are_taken_for_a_text_of_any_length():
+    assert run_world(with_and_without_sharded_sequences, 2) == [[True] * 4] * 2
+
+
+LATER = torch.ones(1, 1, LENGTH, LENGTH).triu(1).bool()
+
+
+def test_triangle_attention_takes_a_mask_outside_of_training():
+    plain = logits()
+
+    torch.testing.assert_close(logits("--triangle-attn"), plain)
+    torch.testing.assert_close(logits("--triangle-attn", mask=LATER), plain)
+
+
+def test_documents_of_a_batch_that_nobody_described_are_whole_samples():
+    torch.testing.assert_close(logits("--reset-attention-mask"), logits())
+
+
+@pytest.mark.parametrize(
+    ("flags", "mask", "words"),
+    [
+        (("--triangle-attn",), LATER, "got a mask tensor; drop one"),
+        (("--reset-attention-mask",), None, "session.batch in a loop of your own"),
+        (("--reset-attention-mask",), LATER, "pass None, or leave out --reset-attention-mask"),
+    ],
+)
+def test_what_training_cannot_compute_is_one_sentence_with_the_way_out(flags, mask, words):
+    with pytest.raises(UserError, match=words):
+        logits(*flags, mask=mask, training=True)
+
+
+def test_stages_of_an_interleaved_pipeline_need_no_multiple_of_micro_batches():
+    flags = ("--pipeline-model-parallel-size", "2", "--num-virtual-stages-per-pipeline-rank", "2")
+
+    assert check(training_flags(flags, 1), world_size=2, mode="inference").ok
+
+
+def test_a_sequence_that_nobody_would_split_is_refused():
+    flags = training_flags(("--context-parallel-size", "2"), 1)
+    (problem,) = check(flags, world_size=2, mode="inference", platform="cpu").problems
+
+    assert problem.flag == "--context-parallel-size"
+    assert "use 1" in problem.remedy
