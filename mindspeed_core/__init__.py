@@ -66,7 +66,6 @@ _MODULES = {
     ),
     "hooks": "DONE",
     "layer_spec": "SpecEditor",
-    "megatron.parameter_parts": "Holding ParameterPart",
     "platforms.platform": "Platform",
     "registry": "Registry",
     "resolver.plan": "Plan PlanError",
@@ -74,7 +73,7 @@ _MODULES = {
     "session": "Session",
     "validation": "Checked check",
 }
-_PARTS = ("DescribedOptimizer", "SchedulePoint", "follow_schedule", "put_inside")
+_PARTS = tuple("DescribedOptimizer Holding ParameterPart SchedulePoint follow_schedule put_inside".split())
 """Names that mindspeed-megatron supplies, see `mindspeed_core.discovery.parts`."""
 _PUBLIC = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}
 _PUBLIC |= dict.fromkeys(_PARTS, f"{__name__}.discovery.parts")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from typing import Any
 
 LONGEST_PULSE = 4000
 """Bytes of a pulse in a pipe, which takes so many at once or none of them."""
@@ -55,6 +56,12 @@ class Finding:
 def longest_silence(limit: float, period: float) -> float:
     """Return the seconds without a word after which a rank, or the store, does not answer any more."""
     return max(limit / 2, 3 * period)
+
+
+def seconds_missed(elapsed: float, period: float) -> float:
+    """Return the seconds for which a process that looks again after ``period`` was stopped itself."""
+    late = elapsed - period
+    return late if late > period else 0.0
 
 
 def find_culprit(
@@ -117,9 +124,8 @@ class Pulses:
         """
         now, period = time.monotonic(), self.period
         if period is not None and self._looked is not None:
-            missed = now - self._looked - period
-            if missed > period:
-                self._heard = {rank: min(now, heard + missed) for rank, heard in self._heard.items()}
+            missed = seconds_missed(now - self._looked, period)
+            self._heard = {rank: min(now, heard + missed) for rank, heard in self._heard.items()}
         self._looked = now
 
     def hear(self, rank: int, data: bytes) -> None:
@@ -190,10 +196,9 @@ def kill_stopped_children() -> None:
     import psutil
 
     with suppress(psutil.Error):
-        for child in psutil.Process().children(recursive=True):
-            if is_stopped(child.pid):
-                with suppress(psutil.Error):
-                    child.kill()
+        for child in _stopped_children():
+            with suppress(psutil.Error):
+                child.kill()
 
 
 def stopped_children() -> str:
@@ -202,8 +207,13 @@ def stopped_children() -> str:
 
     named = []
     with suppress(psutil.Error):
-        for child in psutil.Process().children(recursive=True):
-            if is_stopped(child.pid):
-                role = "writes checkpoints" if _WRITER in " ".join(child.cmdline()) else "loads data"
-                named.append(f"its process {child.pid}, which {role}, is stopped by a signal")
+        for child in _stopped_children():
+            role = "writes checkpoints" if _WRITER in " ".join(child.cmdline()) else "loads data"
+            named.append(f"its process {child.pid}, which {role}, is stopped by a signal")
     return "; ".join(named)
+
+
+def _stopped_children() -> Iterator[Any]:
+    import psutil
+
+    return (child for child in psutil.Process().children(recursive=True) if is_stopped(child.pid))

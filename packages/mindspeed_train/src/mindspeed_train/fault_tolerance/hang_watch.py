@@ -121,10 +121,9 @@ class HangWatch:
         """
         began = time.monotonic()
         ended = self._end.wait(self.period)
-        missed = time.monotonic() - began - self.period
-        if missed > self.period:
-            self._moved += missed
-            self._answered += missed
+        missed = hang.seconds_missed(time.monotonic() - began, self.period)
+        self._moved += missed
+        self._answered += missed
         return not ended
 
     def _report(self) -> None:
