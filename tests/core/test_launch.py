@@ -174,22 +174,28 @@ def test_a_pulse_of_any_length_fits_into_a_pipe_at_once(monkeypatch):
     os.close(writing)
 
 
-def interrupted(rank, restart):
-    """Save after Ctrl-C, as the loop does, rank 0 a little later."""
-    received = []
-    signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
-    if rank:
-        os.kill(os.getppid(), signal.SIGINT)
-    while not received:
-        threading.Event().wait(0.01)
-    if not rank:
-        threading.Event().wait(0.3)
-    return 130
-
-
 def test_workers_that_saved_after_ctrl_c_end_the_job_well_with_status_130(capfd):
+    listening, heard = os.pipe()
+
+    def interrupted(rank, restart):
+        """Save after Ctrl-C, as the loop does, rank 0 a little later; it comes when both listen."""
+        received = []
+        signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+        if rank:
+            os.read(listening, 1)
+            os.kill(os.getppid(), signal.SIGINT)
+        else:
+            os.write(heard, b"0")
+        while not received:
+            threading.Event().wait(0.01)
+        if not rank:
+            threading.Event().wait(0.3)
+        return 130
+
     assert run(interrupted) == 130
     assert capfd.readouterr().err == ""
+    os.close(listening)
+    os.close(heard)
 
 
 def test_the_last_line_of_a_job_says_what_is_saved(tmp_path, capfd):
