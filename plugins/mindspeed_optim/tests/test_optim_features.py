@@ -22,6 +22,11 @@ MUON = ("--optimizer", "muon")
 SHARDED = ("--use-distributed-optimizer",)
 TP2 = ("--tensor-model-parallel-size", "2")
 PP2 = ("--pipeline-model-parallel-size", "2")
+AWARE = ("--use-precision-aware-optimizer", "--exp-avg-dtype", "bf16", "--bf16")
+PLACED = (
+    *("--num-experts", "4", "--moe-ffn-hidden-size", "32", "--moe-token-dispatcher-type", "alltoall"),
+    *("--enable-expert-placement", "--expert-model-parallel-size", "2"),
+)
 ALWAYS = ("opt-muon-tp2-dp2", "opt-muon-resume-tp2")
 
 
@@ -74,6 +79,19 @@ def problems(*flags, world_size=2):
         ((*MUON, "--muon-extra-scale-factor", "0"), ["--muon-extra-scale-factor 0.0", "above 0"]),
         ((*MUON, "--lion-beta2", "-1"), ["--lion-beta2 -1.0"]),
         ((*MUON, "--unaligned-linear"), ["unaligned-linear", "equal parts"]),
+        ((*MUON, *TP2, "--tp-2d", "--tp-x", "2", "--tp-y", "1"), ["tp-2d", "opt-muon", "both dimensions"]),
+        ((*MUON, *PP2, "--pipeline-schedule", "chimera"), ["pp-chimera", "opt-muon", "copies of a pipeline"]),
+        ((*MUON, *PLACED), ["moe-expert-placement", "--optimizer"]),
+        ((*MUON, "--optimizer-cpu-offload"), ["--optimizer-cpu-offload", "opt-muon", "on the host"]),
+        ((*MUON, *SHARDED, *AWARE), ["--use-precision-aware-optimizer", "opt-muon"]),
+        (
+            (*MUON, *SHARDED, "--num-distributed-optimizer-instances", "2"),
+            ["--optimizer muon", "--num-distributed-optimizer-instances 2", "leave it at 1"],
+        ),
+        (
+            (*MUON, *SHARDED, *PP2, "--overlap-param-gather-with-optimizer-step"),
+            ["--overlap-param-gather-with-optimizer-step", "opt-muon", "one chunk"],
+        ),
         ((*MUON, "--reuse-fp32-param", "--bf16"), ["block-optimizer", "--optimizer"]),
         (
             (*MUON, "--optimizer-selection", "fused_adamw"),
@@ -85,6 +103,7 @@ def problems(*flags, world_size=2):
         ),
         (("--optimizer", "fused_adam", "--use-fused-adam"), ["optimizer", "fused-adam"]),
         (("--zero-stage", "3", *PP2), ["--zero-stage 3", "--pipeline-model-parallel-size 2", "stage 1"]),
+        (("--zero-stage", "2", *PP2), ["--zero-stage 2", "--pipeline-model-parallel-size 2", "stage 1"]),
         (("--zero-stage", "0", *SHARDED), ["--zero-stage 0", "--use-distributed-optimizer"]),
         (
             ("--zero-stage", "3", "--data-parallel-sharding-strategy", "optim"),
@@ -92,6 +111,11 @@ def problems(*flags, world_size=2):
         ),
         (("--quant-grads", *SHARDED), ["--quant-grads", "--bf16"]),
         (("--quant-grads", "--bf16"), ["--quant-grads", "--use-distributed-optimizer"]),
+        (
+            ("--quant-grads", "--bf16", *SHARDED, "--accumulate-allreduce-grads-in-fp32"),
+            ["--accumulate-allreduce-grads-in-fp32", "opt-quant-grads"],
+        ),
+        (("--optimizer", "fused_adam", "--optimizer-cpu-offload"), ["--optimizer-cpu-offload", "opt-fused-adamw"]),
         (("--layerzero",), ["--layerzero", "--use-torch-fsdp2"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

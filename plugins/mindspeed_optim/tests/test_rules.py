@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mindspeed_optim.muon.matrices import Matrices
 from mindspeed_optim.muon.options import LION, MuonOptions, coefficients
+from mindspeed_optim.rules.cadam import CAdam
 from mindspeed_optim.rules.fused_adamw import FusedAdamW
 from mindspeed_optim.rules.muon import Muon
 
@@ -123,3 +125,13 @@ def test_adam_goes_on_from_the_fused_rule_and_back():
     swapped_fused.load_state_dict(adam.state_dict())
     for one, other in zip(train(swapped_adam, ours), train(swapped_fused, torchs)):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+
+
+def test_what_a_save_makes_of_a_state_leaves_the_device():
+    with FakeTensorMode():
+        trained = [torch.empty(300, device="cuda") for _ in range(2)]
+        kept = FusedAdamW(groups(trained)).state_dict()["state"]
+        made = CAdam(groups(trained)).state_dict()["state"]
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert {entry[name].device.type for entry in kept.values()} == {"cuda"}
+        assert {entry[name].device.type for entry in made.values()} == {"cpu"}
