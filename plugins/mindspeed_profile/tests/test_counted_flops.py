@@ -4,6 +4,7 @@ import pytest
 
 from mindspeed_testing import run_world
 
+LAYERS = 4
 COUNT = ("--op-cal-tflops", "--peak-tflops", "1")
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 PP2 = ("--pipeline-model-parallel-size", "2")
@@ -33,6 +34,7 @@ MODELS = {"gqa": GQA, "untied gelu": UNTIED, "mla": LATENT, "experts": EXPERTS, 
 OF_ONE = {
     **MODELS,
     "fused attention": (*GQA, "--use-flash-attn"),
+    "muon": (*GQA, "--ffn-hidden-size", "128", "--optimizer", "muon"),
     "full": (*GQA, *FULL),
     "selective": (*GQA, *SELECTIVE),
 }
@@ -109,6 +111,15 @@ def test_fused_attention_executes_seven_sixths_of_its_core(one):
     assert seen["recomputed"] == 0
     core, more = 3 * forward, seen["forward"] + seen["backward"] - formula.model * samples
     assert 6 * (core + more) == 7 * core
+
+
+def test_products_of_the_update_are_told_apart(one):
+    # Query, key, value, projection, both layers of the MLP; five steps of two products with each, and one of
+    # squares.
+    shapes = ((64, 64), (32, 64), (32, 64), (64, 64), (64, 256), (64, 128))
+    of_a_layer = sum(5 * (4 * r * r * c + 2 * r**3) for r, c in shapes)
+    assert operations(one["muon"])[0]["update"] == LAYERS * of_a_layer
+    assert operations(one["gqa"])[0]["update"] == 0
 
 
 def test_figures_follow_from_counts_time_and_peak(one):
