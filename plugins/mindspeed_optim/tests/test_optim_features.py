@@ -10,6 +10,7 @@ from mindspeed_core import check_feature
 from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.validation import check
 from mindspeed_optim.features import DECLARATIONS
 from mindspeed_testing.model_flags import training_flags
@@ -88,10 +89,6 @@ def problems(*flags, world_size=2):
             (*MUON, *SHARDED, "--num-distributed-optimizer-instances", "2"),
             ["--optimizer muon", "--num-distributed-optimizer-instances 2", "leave it at 1"],
         ),
-        (
-            (*MUON, *SHARDED, *PP2, "--overlap-param-gather-with-optimizer-step"),
-            ["--overlap-param-gather-with-optimizer-step", "opt-muon", "one chunk"],
-        ),
         ((*MUON, "--reuse-fp32-param", "--bf16"), ["block-optimizer", "--optimizer"]),
         (
             (*MUON, "--optimizer-selection", "fused_adamw"),
@@ -124,6 +121,16 @@ def test_what_does_not_go_is_refused_with_the_way_out(flags, named):
     said = problems(*flags)
     for text in named:
         assert text in said
+
+
+def test_an_update_by_chunks_is_refused_in_the_host_that_makes_one():
+    flags = [*MUON, *SHARDED, "--overlap-param-gather-with-optimizer-step", "--transformer-impl", "local"]
+    with pytest.raises(PlanError) as caught:
+        plan_for(flags, platform="cpu", host="megatron-lm", registry=INSTALLED)
+    assert "--overlap-param-gather-with-optimizer-step" in str(caught.value)
+    assert "matrices meet in one step" in str(caught.value)
+    # The other one updates all chunks together, whatever the flag says.
+    assert problems(*MUON, *SHARDED, "--overlap-param-gather-with-optimizer-step") == ""
 
 
 def test_fewer_groups_of_heads_than_ranks_need_the_whole_matrix():
