@@ -45,7 +45,8 @@ OF_TWO = {
 }
 MORE_OF_TWO = {
     **{f"{name} tp2": (*flags, *TP2) for name, flags in MODELS.items() if name != "gqa"},
-    **{f"{name} pp2": (*flags, *PP2) for name, flags in MODELS.items()},
+    # A stage that predicts further tokens has an output layer of its own.
+    **{f"{name} pp2": (*flags, *PP2, *(UNTIED if name == "mtp" else ())) for name, flags in MODELS.items()},
     **{f"{name} full tp2": (*flags, *FULL, *TP2) for name, flags in MODELS.items() if name != "gqa"},
     "dp2": GQA,
     "dp2 experts": EXPERTS,
