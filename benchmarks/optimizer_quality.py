@@ -132,7 +132,9 @@ def draw(losses: Mapping[str, Sequence[Sequence[float]]]) -> None:
         curves[name] = [
             (float(stop), statistics.mean(mean[stop - 10 : stop])) for stop in range(10, len(mean) + 1, 10)
         ]
-    CURVES.write_text(svg_curve("loss (nats per token), mean over seeds", curves), encoding="utf-8")
+    drawn = svg_curve("loss (nats per token), mean over seeds", curves)
+    # A file of its own, and no part of a page.
+    CURVES.write_text(drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1), encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

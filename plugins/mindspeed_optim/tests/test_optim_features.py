@@ -112,7 +112,10 @@ def problems(*flags, world_size=2):
             ("--quant-grads", "--bf16", *SHARDED, "--accumulate-allreduce-grads-in-fp32"),
             ["--accumulate-allreduce-grads-in-fp32", "opt-quant-grads"],
         ),
-        (("--optimizer", "fused_adam", "--optimizer-cpu-offload"), ["--optimizer-cpu-offload", "opt-fused-adamw"]),
+        (
+            ("--optimizer", "fused_adam", "--optimizer-cpu-offload"),
+            ["--optimizer-cpu-offload", "opt-fused-adamw"],
+        ),
         (("--layerzero",), ["--layerzero", "--use-torch-fsdp2"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
