@@ -79,7 +79,8 @@ def _feature(
     if entry is None:
         return ""
     owners = [entry.owner]
-    if answer is None or answer.status == REFUSED:
+    refused = answer is not None and answer.status == REFUSED
+    if refused or option != entry.flag.name:
         owners += (adoption.owner for adoption in entry.adoptions if option in adoption.flag.options)
     return next((owner for owner in owners if owner in registry.features), "")
 
