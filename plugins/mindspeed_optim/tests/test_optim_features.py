@@ -170,6 +170,15 @@ def test_the_block_wise_optimizer_is_told_the_kernel():
     assert {"opt-fused-adamw", "block-optimizer"} <= set(names)
 
 
+def test_a_session_without_the_flags_registers_nothing():
+    session = prepare(training_flags((), 1, INSTALLED), platform="cpu", registry=INSTALLED, host="standalone")
+    names = {feature.name for feature in FEATURES}
+    assert not names & set(session.plan.names)
+    with session:
+        for stage in ("build_optimizer_config", "build_optimizer", "optimizer_step", "train_step"):
+            assert not names & set(session.implementations(stage))
+
+
 @pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS, always=ALWAYS))
 def test_scenarios(feature, scenario):
     verdict = verify(feature, scenario)
