@@ -27,9 +27,8 @@ from mindspeed_core.errors import SessionError, UserError, annotate
 from mindspeed_core.feature import PROJECT, Feature, StageSpecs, hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.runtime.gather import all_gather_values
-from mindspeed_core.runtime.instance_patches import Instances
+from mindspeed_core.runtime.instance_patches import Instances, Roles, nothing_matched
 from mindspeed_core.runtime.patches import PatchLedger
-from mindspeed_core.runtime.placements import Roles, nothing_matched
 from mindspeed_core.runtime.process_groups import Groups
 
 if TYPE_CHECKING:

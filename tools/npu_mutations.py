@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mindspeed_core.platforms.cann import AUTOLOAD
+from mindspeed_megatron.devices.cann import AUTOLOAD
 from mindspeed_testing.npu.__main__ import PYTEST
 from mindspeed_testing.npu.faults import Fault, candidates, drawn, named
 from mindspeed_testing.npu.stubs import build_stubs

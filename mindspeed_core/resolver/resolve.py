@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from mindspeed_core.discovery.cycles import cycles
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.discovery.order import who_states, without_overruled
+from mindspeed_core.discovery.order import cycles, who_states, without_overruled
 from mindspeed_core.feature import Patch
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.compatibility import (

@@ -22,7 +22,9 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.layer_spec import (
+from mindspeed_core.resolver.plan import ActiveFeature, Plan
+from mindspeed_core.runtime.instance_patches import Roles
+from mindspeed_megatron.layer_spec import (
     ANY_LAYOUT,
     NORM_ROLES,
     LayerSpecError,
@@ -30,8 +32,6 @@ from mindspeed_core.layer_spec import (
     LinearLayoutError,
     SpecEditor,
 )
-from mindspeed_core.resolver.plan import ActiveFeature, Plan
-from mindspeed_core.runtime.placements import Roles
 
 
 class Norm:

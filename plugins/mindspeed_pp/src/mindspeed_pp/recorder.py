@@ -13,8 +13,8 @@ from typing import Any
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.runtime.earlier_files import move_aside
 from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_megatron.earlier_files import move_aside
 from mindspeed_pp.channels import Message, received, sent
 from mindspeed_pp.schedule import Schedule
 from mindspeed_pp.simulator import Costs, Course, Span, course_of, simulate

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.runtime.reports import report_lines
+from mindspeed_core.runtime.metrics import report_lines
 from mindspeed_megatron.parameter_norm import parameter_norm
 from mindspeed_train.monitoring.energy import EnergyMeter
 from mindspeed_train.monitoring.straggler import (

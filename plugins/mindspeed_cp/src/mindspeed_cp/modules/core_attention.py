@@ -17,7 +17,6 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_cp import attention_flags
 from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.masks import MaskRule
@@ -26,6 +25,7 @@ from mindspeed_cp.modules.batch import SplitBatch
 from mindspeed_cp.modules.members import members_of
 from mindspeed_cp.modules.softmax_offset import add_offset
 from mindspeed_cp.options import CPOptions, cp_options
+from mindspeed_megatron.layer_spec import SpecEditor
 from mindspeed_megatron.sharded_modules import sharded_tensors
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ from mindspeed_memory.policy.costs import (
 from mindspeed_memory.policy.switched_layer import SwitchedLayer
 
 if TYPE_CHECKING:
-    from mindspeed_core.platforms.allocator_bytes import StepBytes
-    from mindspeed_core.platforms.platform import Platform
+    from mindspeed_core.platforms.platform import Platform, StepBytes
     from mindspeed_core.run import Run
     from mindspeed_memory.saved.host_copy import HostCopies
 

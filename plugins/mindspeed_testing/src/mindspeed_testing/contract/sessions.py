@@ -16,11 +16,11 @@ from pathlib import Path
 from mindspeed_core.discovery.entry_points import PLATFORMS
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.slots import claimed_roles, roles_meet
-from mindspeed_core.discovery.spelling import guess
+from mindspeed_core.errors import guess
 from mindspeed_core.feature import Feature, Scenario
 from mindspeed_core.platforms.platform import Availability, Place, Platform
 from mindspeed_core.registry import FeatureRecord
-from mindspeed_core.runtime.placements import Roles
+from mindspeed_core.runtime.instance_patches import Roles
 from mindspeed_testing.contract.rules import PROOFS, Check, Contract, Violation, Wrong, hold
 from mindspeed_testing.model_flags import training_flags
 from mindspeed_testing.proof_files import flags_with_files
