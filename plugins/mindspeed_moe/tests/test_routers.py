@@ -8,7 +8,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 
-from mindspeed_moe.device_losses import device_losses
+from mindspeed_moe.routers import device_losses
 from mindspeed_moe.options import DeviceLosses
 from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter
 
