@@ -33,10 +33,10 @@ def device_losses(
 ) -> Tensor:
     """Return this rank's share of the losses of balance between devices (DeepSeek-V2, 2.1.2).
 
-    With ``n_d`` choices of experts of device ``d`` among ``T`` tokens of ``k`` choices each, ``m_d`` tokens that
-    choose any of them, and ``P_d`` the mean over tokens of the scores of these experts, they are
-    ``D Σ n_d / (k T) P_d`` and, of what is sent, ``D Σ m_d / (M T) P_d``, where ``M`` is the number of devices
-    that a token may go to. Both are 1 where everything is even. Only the scores have a gradient.
+    With ``n_d`` choices of experts of device ``d`` among ``T`` tokens of ``k`` choices each, ``m_d`` tokens
+    that choose any of them, and ``P_d`` the mean over tokens of the scores of these experts, they are
+    ``D Σ n_d / (k T) P_d`` and, of what is sent, ``D Σ m_d / (M T) P_d``, where ``M`` is the number of
+    devices that a token may go to. Both are 1 where everything is even. Only the scores have a gradient.
 
     Args:
         scores: ``[T, E]``, normalized scores of this rank's tokens.

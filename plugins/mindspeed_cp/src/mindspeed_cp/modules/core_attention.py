@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 def add_offset(module: nn.Module, config: TransformerConfig, heads_group: Callable[[], Any]) -> None:
     """Give a core attention ``softmax_offset``, ``[n / tp]`` or None, by the kind that its configuration has.
 
-    It is a further score of every row, without value, under the name and in the shards that megatron-core gives
-    it: ``--softmax-type off-by-one`` makes it zero, ``learnable`` a parameter for each head.
+    It is a further score of every row, without value, under the name and in the shards that megatron-core
+    gives it: ``--softmax-type off-by-one`` makes it zero, ``learnable`` a parameter for each head.
 
     Raises:
         ValueError: there is no such kind.

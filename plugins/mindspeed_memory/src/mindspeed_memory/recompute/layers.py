@@ -18,7 +18,7 @@ class Selection:
     """Order of the layers of a pipeline rank that recompute.
 
     Layers are numbered within their model chunk, also where stages hold different numbers of them. Those
-    computed again as a whole come first; parts (activation function, norms) are computed again in the following.
+    computed again as a whole come first; of the following, parts are (activation function, norms).
 
     Attributes:
         whole: how many are computed again as a whole (``--recompute-num-layers`` with ``block``).
