@@ -8,6 +8,7 @@ the outer wrapper of the two. An order is given as the features that come before
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from mindspeed_core.feature import Feature
 
@@ -70,19 +71,14 @@ def cycles(before: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
     Returns:
         Each cycle begins with its smallest name.
     """
-    # What remains after peeling off nodes without predecessors and nodes without successors is small.
-    alive = {name: [b for b in befores if b in before] for name, befores in before.items()}
-    while True:
-        pointed = {b for befores in alive.values() for b in befores}
-        dead = [name for name, befores in alive.items() if not befores or name not in pointed]
-        if not dead:
-            break
-        for name in dead:
-            del alive[name]
-        alive = {name: [b for b in befores if b in alive] for name, befores in alive.items()}
+    try:
+        TopologicalSorter(before).prepare()
+        return []
+    except CycleError:
+        pass
     found: dict[tuple[str, ...], None] = {}
-    for start in sorted(alive):
-        cycle = _shortest_cycle(alive, start)
+    for start in sorted(before):
+        cycle = _shortest_cycle(before, start)
         if cycle:
             first = cycle.index(min(cycle))
             found[cycle[first:] + cycle[:first]] = None
@@ -95,7 +91,7 @@ def _shortest_cycle(before: Mapping[str, Sequence[str]], start: str) -> tuple[st
     while frontier:
         following = []
         for name in frontier:
-            for other in before[name]:
+            for other in before.get(name, ()):
                 if other == start:
                     path = [name]
                     while path[-1] != start:

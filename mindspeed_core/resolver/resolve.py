@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import json
 from argparse import Namespace
@@ -203,6 +202,8 @@ def _digest(plan: Plan, per_rank: Iterable[str]) -> str:
         "arguments": {k: v for k, v in plan.arguments.items() if k not in per_rank},
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_plain)
+    import hashlib
+
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
