@@ -473,7 +473,7 @@ class Session:
         count: int,
         *,
         sought: Iterable[str] = (),
-        there: Iterable[str] = (),
+        present: Iterable[str] = (),
         replaced: Iterable[str] = (),
     ) -> None:
         """Count the modules that a feature replaced or changed; record zero too.
@@ -482,11 +482,11 @@ class Session:
             owner: the feature's name.
             count: how many modules.
             sought: the roles it looked for.
-            there: the roles that there are.
+            present: the roles that there are.
             replaced: the roles of what it replaced without containing it, behind the roles around each.
         """
         self.placements[owner] += count
-        self.roles.setdefault(owner, Roles()).add(sought, there, replaced)
+        self.roles.setdefault(owner, Roles()).add(sought, present, replaced)
 
     def check_placements(self, group: ProcessGroup | None = None) -> None:
         """Raise where a feature that changes modules has found none on any rank.

@@ -115,19 +115,19 @@ class Roles:
 
     Attributes:
         sought: what it asked for.
-        there: what the specifications had.
+        present: what the specifications had.
         replaced: what it replaced without containing it, each behind the roles around it
             (``layer.mlp.fc1``).
     """
 
     sought: set[str] = field(default_factory=set)
-    there: set[str] = field(default_factory=set)
+    present: set[str] = field(default_factory=set)
     replaced: set[str] = field(default_factory=set)
 
-    def add(self, sought: Iterable[str], there: Iterable[str], replaced: Iterable[str]) -> None:
+    def add(self, sought: Iterable[str], present: Iterable[str], replaced: Iterable[str]) -> None:
         """Add the roles of one search."""
         self.sought.update(sought)
-        self.there.update(there)
+        self.present.update(present)
         self.replaced.update(replaced)
 
 
@@ -141,10 +141,10 @@ def nothing_matched(asked: Mapping[str, str], ranks: Iterable[Mapping[str, Roles
     together: dict[str, Roles] = {}
     for roles in ranks:
         for name in asked.keys() & roles.keys():
-            together.setdefault(name, Roles()).add(roles[name].sought, roles[name].there, ())
+            together.setdefault(name, Roles()).add(roles[name].sought, roles[name].present, ())
     lines = [f"{', '.join(asked)}: active, but matched no module of this model on any rank."]
     lines += [
-        f"{name} looked for {' '.join(sorted(roles.sought))}; there are {' '.join(sorted(roles.there))}."
+        f"{name} looked for {' '.join(sorted(roles.sought))}; there are {' '.join(sorted(roles.present))}."
         for name, roles in sorted(together.items())
         if roles.sought
     ]

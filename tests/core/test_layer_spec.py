@@ -247,7 +247,7 @@ def test_the_session_knows_the_roles_that_were_sought_and_replaced():
     editor.replace(("experts.fc1", "enorm"), Attention)
     assert session.roles.sought == {"experts.fc1", "enorm"}
     assert session.roles.replaced == {"layer.mlp.experts.fc1"}
-    assert {"core_attention", "fc2", "router"} <= session.roles.there
+    assert {"core_attention", "fc2", "router"} <= session.roles.present
 
 
 def test_what_contains_the_module_that_was_there_replaces_no_role():

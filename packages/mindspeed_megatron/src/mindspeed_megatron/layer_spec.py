@@ -250,7 +250,7 @@ class SpecEditor:
         """
         wanted = (roles,) if isinstance(roles, str) else tuple(roles)
         count, replaced = 0, set()
-        there = {slot.site.role for slot in self._walk() if slot.site.spec is not None}
+        present = {slot.site.role for slot in self._walk() if slot.site.spec is not None}
         # Innermost first, so that a module replaced as a whole carries its already replaced submodules.
         for slot in sorted(self._slots(wanted, layers, empty), key=lambda slot: -slot.site.path.count(".")):
             site = Site(**{**vars(slot.site), "spec": _as_spec(slot.read())})
@@ -267,7 +267,7 @@ class SpecEditor:
             replaced.add(".".join((*site.within, site.role)))
         if self._session is not None:
             self._session.place(
-                self.owner, count, sought=wanted, there=there, replaced=() if wrap else replaced
+                self.owner, count, sought=wanted, present=present, replaced=() if wrap else replaced
             )
         return count
 

@@ -103,8 +103,8 @@ def gathered(batches: list[Batch], schedule: Schedule, pg: Any, layers: int | No
         pg: the process groups.
         layers: of the model.
     """
-    mine = dist.get_process_group_ranks(pg.pp)
-    everyones = all_gather_values((pg.pp.rank(), tuple(mine), batches))
+    ranks = dist.get_process_group_ranks(pg.pp)
+    everyones = all_gather_values((pg.pp.rank(), tuple(ranks), batches))
     first = min(pipeline for _, pipeline, _ in everyones)
     by_rank = {rank: theirs for rank, pipeline, theirs in everyones if pipeline == first}
     spans = [
