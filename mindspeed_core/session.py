@@ -311,17 +311,7 @@ class Session:
             SessionError: the session is closed, nothing implements the stage, or a wrapper of it does not
                 yield exactly once.
         """
-        caller = self._callers.get(stage)
-        if caller is None:
-            caller = self._caller(stage)
-        try:
-            result = caller(session=self, **arguments)
-        except BaseException as error:
-            self._failed = True
-            if isinstance(error, Exception):
-                self._refuse_yields(error, stage)
-                self._annotate(error, stage)
-            raise
+        result = self._dispatch(stage, arguments)
         if result is None:
             raise SessionError(
                 f"stage {stage}: no implementation returned a result; a wrapper must `return` what it got "
@@ -334,18 +324,21 @@ class Session:
 
         An exception passes through unchanged, with a note that says which feature and stage it came from.
         """
+        results: list[Any] = self._dispatch(stage, arguments)
+        return results
+
+    def _dispatch(self, stage: str, arguments: Mapping[str, Any]) -> Any:
         caller = self._callers.get(stage)
         if caller is None:
             caller = self._caller(stage)
         try:
-            results: list[Any] = caller(session=self, **arguments)
+            return caller(session=self, **arguments)
         except BaseException as error:
             self._failed = True
             if isinstance(error, Exception):
                 self._refuse_yields(error, stage)
                 self._annotate(error, stage)
             raise
-        return results
 
     def _caller(self, stage: str) -> Any:
         if self._manager is None:

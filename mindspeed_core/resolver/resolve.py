@@ -1,4 +1,4 @@
-"""The whole answer: who takes part, whether they go together, and in which order they are called."""
+"""Resolution of a request: the active features, their compatibility and their order."""
 
 from __future__ import annotations
 

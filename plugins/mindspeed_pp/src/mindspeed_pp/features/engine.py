@@ -54,7 +54,7 @@ _BETTER = {
     "dualpipev": "passes of a pair run one after the other without --moe-fb-overlap; zbv keeps fewer then",
     "chimera": "zbv has a smaller bubble for more than a few micro-batches, and holds the weights once",
 }
-"""What to use instead of schedules that others dominate."""
+"""Schedules to use instead of those that others dominate."""
 
 
 class PipelineSchedule(Feature):
