@@ -41,7 +41,7 @@ def test_dynamo_has_one_rule_for_a_function_with_two_names(platform):
     from torch_npu.dynamo.trace_rule import _patch_npu_trace_rules
 
     platform.patches()
-    # torch_npu adds its rules when something is compiled first, and joining a world forgets what was collected.
+    # torch_npu adds its rules when something is compiled first; joining a world forgets what was collected.
     _patch_npu_trace_rules()
     assert torch.cuda.random.manual_seed_all is torch.npu.random.manual_seed_all
     assert torch.cuda.random.manual_seed_all in trace_rules.get_torch_obj_rule_map()

@@ -20,13 +20,13 @@ from typing import Any, ClassVar
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.accelerator import AcceleratorPlatform
-from mindspeed_core.platforms.cann import libraries_missing
-from mindspeed_core.platforms.eager import hold_eager
+from mindspeed_core.platforms.cpu import hold_eager
 from mindspeed_core.platforms.machine import first_match
 from mindspeed_core.platforms.platform import Availability, OpeningSession
-from mindspeed_core.platforms.without_te import patches_without_te
+from mindspeed_megatron.devices.cann import libraries_missing
+from mindspeed_megatron.devices.without_te import patches_without_te
 
-_CALLS = "mindspeed_core.platforms.cuda_calls:"
+_CALLS = "mindspeed_megatron.devices.cuda_calls:"
 _LEFT_OUT = (
     Patch(
         target="torch.cuda:_lazy_call",
@@ -56,7 +56,7 @@ _LEFT_OUT = (
     ),
     Patch(
         target="torch:Tensor.type",
-        new="mindspeed_core.platforms.device_arguments:tensor_type",
+        new="mindspeed_megatron.devices.device_arguments:tensor_type",
         kind="wrap",
         reason="megatron's optimizer compares type names with torch.cuda.FloatTensor",
     ),
