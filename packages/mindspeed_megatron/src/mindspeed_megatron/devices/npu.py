@@ -130,6 +130,7 @@ class NpuPlatform(AcceleratorPlatform):
             _import(
                 "torch_npu.contrib.transfer_to_npu", "the installed torch_npu is incomplete, reinstall it"
             )
+        _drop_rules_of_transferred_names()
         return (*_LEFT_OUT, *patches_without_te())
 
     def open(self, session: OpeningSession) -> None:
@@ -166,6 +167,21 @@ def _import(name: str, remedy: str) -> None:
         import_module(name)
     except (ImportError, OSError, RuntimeError) as error:
         raise SessionError(f"platform npu: {name} cannot be imported ({error}); {remedy}") from error
+
+
+def _drop_rules_of_transferred_names() -> None:
+    """Forget what dynamo is to do at names of ``torch.cuda`` that mean functions of torch_npu now.
+
+    torch_npu brings rules of its own for its functions. Dynamo traces nothing, and megatron-core cannot be
+    imported, where one function has two names with different rules.
+    """
+    from torch._dynamo import trace_rules
+
+    for rules in trace_rules.torch_name_rule_map:
+        for name in [name for name in rules if name.startswith("torch.cuda.")]:
+            meant = trace_rules.load_object(name)
+            if str(getattr(meant, "__module__", "")).startswith(("torch_npu.", "torch.npu.")):
+                del rules[name]
 
 
 def device_files(directory: Path) -> int:
