@@ -33,6 +33,7 @@ class Ranks:
         exact_layers: bool = False,
         exact_microbatches: bool = False,
         skew: float | None = None,
+        reliefs: bool = True,
         process: WarmProcess | None = None,
     ) -> None:
         """Plan a command.
@@ -43,12 +44,14 @@ class Ranks:
             exact_layers: run all layers.
             exact_microbatches: run all micro-batches.
             skew: tokens of this rank's experts, as a multiple of the average.
+            reliefs: ask what features that are not active would keep less.
             process: a running one that other commands share; by default one of its own.
         """
         self.command = command
         self.platform = platform if process is None else process.platform
         self.exact_layers, self.exact_microbatches = exact_layers, exact_microbatches
         self.skew = skew
+        self.reliefs = reliefs
         self.per_node = command.ranks_per_node or RANKS_PER_NODE
         self._process = process
         self._own = ExitStack()
@@ -81,6 +84,7 @@ class Ranks:
             "exact_layers": self.exact_layers,
             "exact_microbatches": self.exact_microbatches,
             "only_order": only_order,
+            "reliefs": self.reliefs,
         }
         submitted = [
             self._process.submit(
