@@ -106,6 +106,11 @@ class AutoSettings(Feature):
             )
             if value < 1
         ]
+        if args.auto_settings_launch and (args.target_nnodes or args.nnodes) > 1:
+            wrong.append(
+                "--auto-settings-launch starts the ranks of one node; with several of them start the command that "
+                "the search prints on each"
+            )
         if not args.tune_hardware:
             wrong.append(
                 "--tune-hardware is missing: name ascend-910b, ascend-910c, a100-80gb, h100, h200, or a file that "
