@@ -55,12 +55,14 @@ class Calibration:
     """The outcome of a calibration.
 
     Attributes:
+        start: the numbers by microbenchmarks alone.
         fit: the numbers, and how well they explain the runs.
         runs: measured steps by layout.
         notes: what a user should know, one sentence each.
         trusted: rounds agree and the runs are ranked as they were measured.
     """
 
+    start: Hardware
     fit: Fit
     runs: Mapping[str, Measured]
     notes: tuple[str, ...]
@@ -144,10 +146,11 @@ def calibrate(
             _known(name, chosen[name].command(command, flags), process, one.best)
             for name, one in trained.items()
         ]
-    return _judged(fit(start, known), known, runs, notes)
+    return _judged(start, fit(start, known), known, runs, notes)
 
 
-def _judged(found: Fit, known: Sequence[Known], runs: Mapping[str, Measured], notes: list[str]) -> Calibration:
+def _judged(
+    start: Hardware, found: Fit, known: Sequence[Known], runs: Mapping[str, Measured], notes: list[str]) -> Calibration:
     noisy = {name: one for name, one in runs.items() if one.seconds and one.typical > APART}
     trusted = not noisy
     if noisy:
@@ -163,7 +166,7 @@ def _judged(found: Fit, known: Sequence[Known], runs: Mapping[str, Measured], no
             f"the fitted numbers rank the runs by {ranks:.2f} only: the model of a step does not explain this "
             "machine, and rankings by time are not to be trusted"
         )
-    return Calibration(found, runs, tuple(filter(None, notes)), trusted)
+    return Calibration(start, found, runs, tuple(filter(None, notes)), trusted)
 
 
 def _known(name: str, command: LaunchCommand, process: WarmProcess, seconds: float) -> Known:

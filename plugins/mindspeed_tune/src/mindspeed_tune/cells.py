@@ -201,3 +201,21 @@ def by_cell(candidates: Iterable[Candidate]) -> Mapping[CellKey, list[Candidate]
     for candidate in candidates:
         found.setdefault(CellKey.of(candidate), []).append(candidate)
     return found
+
+ASKED = (
+    *_UNEVEN,
+    "tensor_model_parallel_size",
+    "context_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "num_layers",
+    "global_batch_size",
+    "micro_batch_size",
+    "seq_length",
+    "overlap_grad_reduce",
+    "use_distributed_optimizer",
+    "recompute_granularity",
+)
+"""Validated arguments that are kept of every candidate."""

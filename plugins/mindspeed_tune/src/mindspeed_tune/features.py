@@ -18,7 +18,7 @@ class AutoSettings(Feature):
 
     name = "auto-settings"
     family = "tuning"
-    summary = "Search for the fastest layouts of this training instead of running it, and print the best three"
+    summary = "Search for the fastest layouts instead of training, and print the best three"
     level = 2
     stability = "prototype"
     flags = (

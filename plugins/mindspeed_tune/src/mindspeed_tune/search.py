@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError as FlagProblems
 from mindspeed_tune.candidate import PIPELINE, TENSOR, Candidate
-from mindspeed_tune.cells import CellKey, Cells, by_cell, target_of
+from mindspeed_tune.cells import ASKED, CellKey, Cells, by_cell, target_of
 from mindspeed_tune.compose import Cell
 from mindspeed_tune.driver import KINDS, Ranks, records_of
 from mindspeed_tune.estimate import PLANNED, Estimate, estimate_of
@@ -156,7 +157,9 @@ class Search:
     def args_of(self, candidate: Candidate) -> Any:
         """Return the validated arguments of a valid candidate."""
         if candidate.name not in self._args:
-            self._args[candidate.name] = self.validity.args_of(candidate)
+            found = self.validity.args_of(candidate)
+            # Thousands of candidates are kept, and a training has a thousand arguments.
+            self._args[candidate.name] = found and Namespace(**{name: getattr(found, name, None) for name in ASKED})
         return self._args[candidate.name]
 
     def candidates(self, world_size: int) -> list[Candidate]:
@@ -240,7 +243,7 @@ class Search:
         failed: dict[CellKey, str] = {}
         with waiting_threads(self.process.parallel) as pool:
             started: dict[CellKey, Future[Cell]] = {
-                key: pool.submit(self.cells.run, key, sizes[key]) for key in cells
+                key: pool.submit(self._cell, key, sizes[key]) for key in cells
             }
             for key, future in started.items():
                 try:
@@ -255,6 +258,11 @@ class Search:
                     self.unranked[candidate.name] = failed.get(key, str(error))
                 else:
                     self.ranked[candidate.name] = Ranked(candidate, composed, composed)
+
+    def _cell(self, key: CellKey, sizes: Sequence[int]) -> Cell:
+        if self.is_over():
+            raise NotComposable("the budget ended before its dry runs")
+        return self.cells.run(key, sizes)
 
     def _learn_about_the_model(self, candidates: Sequence[Candidate]) -> None:
         """Run one rank of one candidate: that the command can be planned, and what a step of it computes."""
