@@ -52,7 +52,10 @@ def test_two_searches_on_one_folder_are_refused(tmp_path):
     [
         ("not a journal\n", "is no journal of a search"),
         (json.dumps({"schema": SCHEMA + 1, "facts": FACTS}) + "\n", "written by another version"),
-        (json.dumps({"schema": SCHEMA, "facts": FACTS}) + "\n{broken\n", "line 2 of journal.jsonl is damaged"),
+        (
+            json.dumps({"schema": SCHEMA, "facts": FACTS}) + "\n{broken\n",
+            "line 2 of journal.jsonl is damaged",
+        ),
     ],
 )
 def test_a_file_that_is_no_journal_is_refused(tmp_path, text, says):

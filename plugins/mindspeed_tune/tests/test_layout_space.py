@@ -75,7 +75,10 @@ def test_experts_are_spread_over_ranks_that_divide_them(registry):
 
 def test_what_the_command_says_stays_a_candidate(registry):
     given = Namespace(
-        micro_batch_size=3, recompute_granularity="full", recompute_method="block", use_distributed_optimizer=False
+        micro_batch_size=3,
+        recompute_granularity="full",
+        recompute_method="block",
+        use_distributed_optimizer=False,
     )
     model = Model(layers=8, heads=8, key_heads=8, experts=0, sequence=4096, batch=48, context_parallel=False)
     candidates = found(registry, model, given=given)
@@ -101,11 +104,11 @@ def known(registry):
     ("text", "says"),
     [
         ("[flags]\n'--no-such-flag' = [1]", "--no-such-flag is no flag here"),
-        ("[flags]\n'--tensor-model-parallel-size' = ['two']", "has 'two' in its list: not a"),
+        ("[flags]\n'--tensor-model-parallel-size' = ['two']", "'two': not a whole number"),
         ("[flags]\n'--tensor-model-parallel-size' = []", "give a list of values"),
         ("[flags]\n'--tensor-model-parallel-size' = [true]", "it takes its values"),
         ("[flags]\n'--use-flash-attn' = [2]", "it takes true or false"),
-        ("[flags]\n'--recompute-granularity' = ['half']", "has 'half' in its list"),
+        ("[flags]\n'--recompute-granularity' = ['half']", "lists a value it does not take: 'half'"),
         ("[limits]\nchunks = -1", "limits.chunks is -1; give a whole number above 0"),
         ("[limits]\nthreads = 1", "limits.threads is unknown"),
         ("[sizes]\n", "sizes is no section"),

@@ -105,4 +105,4 @@ def _launch(report: Mapping[str, Any], args: Any) -> NoReturn:
     words[1:1] = [*place, "--master-port", str(args.master_port)]
     sys.stdout.flush()
     command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-    os.execv(sys.executable, command)  # noqa: S606 - the words of this program's own command line
+    os.execv(sys.executable, command)

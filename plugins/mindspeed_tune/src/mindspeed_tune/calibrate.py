@@ -150,7 +150,8 @@ def calibrate(
 
 
 def _judged(
-    start: Hardware, found: Fit, known: Sequence[Known], runs: Mapping[str, Measured], notes: list[str]) -> Calibration:
+    start: Hardware, found: Fit, known: Sequence[Known], runs: Mapping[str, Measured], notes: list[str]
+) -> Calibration:
     noisy = {name: one for name, one in runs.items() if one.seconds and one.typical > APART}
     trusted = not noisy
     if noisy:
@@ -182,9 +183,7 @@ def _known(name: str, command: LaunchCommand, process: WarmProcess, seconds: flo
             others = ranks.run([kind.representative for kind in kinds if kind.representative != 0])
     except PlanError as error:
         raise UserError(f"{name} trains, but cannot be planned, which a calibration needs: {error}") from None
-    by_stage = {
-        stage: record for kind, record in zip(kinds, (first, *others)) for stage in kind.stages
-    }
+    by_stage = {stage: record for kind, record in zip(kinds, (first, *others)) for stage in kind.stages}
     records = [by_stage[stage] for stage in range(first.layout.pp)]
     return Known(name, records, [whole(record, stage) for stage, record in enumerate(records)], seconds)
 
@@ -241,7 +240,12 @@ def hardware_file(found: Calibration, command: Sequence[str]) -> str:
     sources["links.within_node"] = looped if several else "assumed: one rank sends nothing"
     sources["device.memory"] = "what the platform reports"
     unverified = [key for key, of in keys.items() if of in unconstrained]
-    unverified += ["links.between_nodes", "links.latency_between_nodes", "reserved.context", "reserved.per_group"]
+    unverified += [
+        "links.between_nodes",
+        "links.latency_between_nodes",
+        "reserved.context",
+        "reserved.per_group",
+    ]
     unverified += [] if several else ["links.within_node"]
     lines = [
         "# Written by mindspeed-tune calibrate -- " + " ".join(command),
@@ -295,4 +299,3 @@ def write_hardware(text: str, path: Path) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"--tune-out {path}: cannot be written ({error}); name another file") from None
-

@@ -35,7 +35,9 @@ from mindspeed_tune.search_command import TARGETS
     metavar="DIR",
     help="Keeps a journal, from which a calibration that was killed goes on.",
 )
-@click.option("--layers", type=click.IntRange(1), help="Of a smaller model, where the whole one does not fit.")
+@click.option(
+    "--layers", type=click.IntRange(1), help="Of a smaller model, where the whole one does not fit."
+)
 @click.option("--limit-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Of a run.")
 @click.option("--platform", help="What the runs train on; by default what the command says.")
 @click.option(

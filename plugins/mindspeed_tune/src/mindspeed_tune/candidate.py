@@ -71,9 +71,7 @@ class Candidate:
         return replace(command, arguments=self.arguments(command.arguments, flags), **changes)
 
 
-def changed_arguments(
-    given: Sequence[str], settings: Mapping[str, Any], flags: FlagSet
-) -> tuple[str, ...]:
+def changed_arguments(given: Sequence[str], settings: Mapping[str, Any], flags: FlagSet) -> tuple[str, ...]:
     """Return arguments with some flags set otherwise; those that are not named stay as they are."""
     replaced = {flags[flag].flag.dest for flag in settings if flag in flags}
     kept: list[str] = []

@@ -82,7 +82,7 @@ class CellKey:
                 MICRO_BATCH: micro_batch_size,
                 GLOBAL_BATCH: MICROBATCHES * micro_batch_size * dp,
                 "--rampup-batch-size": None,
-                **{flag: None for flag in (LAYERS_PER_CHUNK, CHUNKS, GRADIENT_OVERLAP, PARAMETER_OVERLAP)},
+                **dict.fromkeys((LAYERS_PER_CHUNK, CHUNKS, GRADIENT_OVERLAP, PARAMETER_OVERLAP)),
             }
         )
         world = one.size(TENSOR) * one.size(CONTEXT) * STAGES * dp
@@ -158,7 +158,11 @@ def target_of(candidate: Candidate, args: Any, world_size: int, model_flops: flo
     Raises:
         NotComposable: its pipeline stages are not equal.
     """
-    tp, cp, pp = args.tensor_model_parallel_size, args.context_parallel_size, args.pipeline_model_parallel_size
+    tp, cp, pp = (
+        args.tensor_model_parallel_size,
+        args.context_parallel_size,
+        args.pipeline_model_parallel_size,
+    )
     chunks = getattr(args, "virtual_pipeline_model_parallel_size", None) or 1
     if args.num_layers % (pp * chunks) or any(getattr(args, name, None) for name in _UNEVEN):
         raise NotComposable("its pipeline stages differ")
@@ -201,6 +205,7 @@ def by_cell(candidates: Iterable[Candidate]) -> Mapping[CellKey, list[Candidate]
     for candidate in candidates:
         found.setdefault(CellKey.of(candidate), []).append(candidate)
     return found
+
 
 ASKED = (
     *_UNEVEN,

@@ -37,7 +37,7 @@ from mindspeed_tune.timeline import simulate
 
 WHOLE = 3
 """A stage that has embedding and head: the only one of a model without a pipeline."""
-_MADE_OF = {FIRST: ((FIRST, 1),), MIDDLE: ((MIDDLE, 1),), LAST: ((LAST, 1),)}
+_MADE_OF: dict[int, tuple[tuple[int, int], ...]] = {FIRST: ((FIRST, 1),), MIDDLE: ((MIDDLE, 1),), LAST: ((LAST, 1),)}
 _MADE_OF[WHOLE] = ((FIRST, 1), (LAST, 1), (MIDDLE, -1))
 _ROUNDS = 2
 """Times the pipeline size of micro-batches, from which on every further one takes as long as the one before."""
@@ -246,9 +246,7 @@ class Cell:
                     sign_here = 1
                 else:
                     sign_here = sign
-                total += sign_here * communication_seconds(
-                    operation, placed_group, calls, given, hardware
-                )
+                total += sign_here * communication_seconds(operation, placed_group, calls, given, hardware)
         return max(0.0, total)
 
     def _update(self, target: Target, kind: int, hardware: Hardware) -> float:
@@ -331,24 +329,23 @@ class Cell:
                 }
         schedule = {**{name: size for name, size in static.items() if size}, **moving}
         parts = next(iter(self.parts.values()))
-        part = parts[MIDDLE]
-        grown = self._shard_of_stage(target, kind) / max(1.0, self._shard(part.record, part.elements))
-        update = {**static, "other": part.updating * grown}
+        middle_part = parts[MIDDLE]
+        grown = self._shard_of_stage(target, kind) / max(1.0, self._shard(middle_part.record, middle_part.elements))
+        update = {**static, "other": middle_part.updating * grown}
         categories = max((schedule, update), key=lambda one: sum(one.values()))
         exact = sum(categories.values())
-        ratio = part.record.cost.get("reserved_ratio", 1.0)
-        used = len({call.group for run in part.record.runs[:1] for call in run.calls})
+        ratio = middle_part.record.cost.get("reserved_ratio", 1.0)
+        used = len({call.group for run in middle_part.record.runs[:1] for call in run.calls})
         return exact * ratio + hardware.context + used * hardware.per_group, exact, categories
 
     def _moving(self, target: Target, part: int, layers: int, alive: int) -> dict[str, float]:
         sizes = tuple(self.parts)
-        found = {size: self.parts[size][part].activations(layers, alive) for size in {sizes[0], sizes[-1]}}
-        found |= {size: self.parts[size][part].activations(layers, alive) for size in sizes}
+        found = {size: self.parts[size][part].activations(layers, alive) for size in sizes}
         names = dict.fromkeys(name for one in found.values() for name in one)
-        return {
-            name: between(sizes, target.micro_batch_size, lambda size, name=name: found[size].get(name, 0.0))
-            for name in names
-        }
+        def of(name: str) -> float:
+            return between(sizes, target.micro_batch_size, lambda size: found[size].get(name, 0.0))
+
+        return {name: of(name) for name in names}
 
     def _along(self, record: RankRecord, group: int) -> Along:
         key = (record.rank, group)

@@ -70,7 +70,11 @@ class AutoSettings(Feature):
             help="Hardware file of --auto-settings: as mindspeed-tune calibrate writes it, or ascend-910b, …",
         ),
         Flag("--tune-space", type=str, help="Values that --auto-settings tries, as TOML."),
-        Flag("--tune-budget-minutes", type=float, help="--auto-settings begins no dry run after so many minutes."),
+        Flag(
+            "--tune-budget-minutes",
+            type=float,
+            help="--auto-settings begins no dry run after so many minutes.",
+        ),
         Flag("--tune-trials", type=int, default=30, help="Layouts that --auto-settings plans by dry runs."),
     )
     modes = ("train",)
@@ -121,7 +125,7 @@ class AutoSettings(Feature):
     @classmethod
     def unread(cls, args: Any) -> Mapping[str, str]:
         """Return MindSpeed's flags that a search without profiling runs does not need."""
-        found = {flag: _NOTHING_MEASURED for flag in ("--auto-settings-ranks", "--prof-file")}
+        found = dict.fromkeys(("--auto-settings-ranks", "--prof-file"), _NOTHING_MEASURED)
         return {**found, "--auto-settings-type": "there is one way to search"}
 
     @hookimpl(tryfirst=True)

@@ -99,7 +99,9 @@ _CHANGES: Mapping[str, Callable[[Hardware, float], Hardware]] = {
     "flops": lambda one, scale: replace(one, flops={k: v * scale for k, v in one.flops.items()}),
     "memory_bandwidth": lambda one, scale: replace(one, memory_bandwidth=one.memory_bandwidth * scale),
     "launch": lambda one, scale: replace(one, launch=one.launch * scale),
-    "latency_within_node": lambda one, scale: replace(one, latency_within_node=one.latency_within_node * scale),
+    "latency_within_node": lambda one, scale: replace(
+        one, latency_within_node=one.latency_within_node * scale
+    ),
 }
 
 

@@ -400,8 +400,8 @@ def _limits(plan: LaunchPlan) -> Iterator[str]:
     yield "</ul>"
     if plan.hardware is not None and plan.hardware.sources:
         rows = [[key, source] for key, source in plan.hardware.sources.items()]
-        table = table(["number", "source"], rows, 9)
-        yield f"<details><summary>Sources of hardware numbers</summary>{table}</details>"
+        shown = table(["number", "source"], rows, 9)
+        yield f"<details><summary>Sources of hardware numbers</summary>{shown}</details>"
     if plan.answers:
         rows = [[f"{one.file}:{one.line}", one.value, count(one.count)] for one in plan.answers]
         title = f"{len(rows)} places that read a number of a tensor without values"

@@ -143,7 +143,7 @@ def _layouts(
             cp = context[CONTEXT]
             if world % (tp * cp):
                 continue
-            stages = [size for size in _divisors(gcd(model.layers, world // (tp * cp)))]
+            stages = _divisors(gcd(model.layers, world // (tp * cp)))
             for pp in _chosen(space, PIPELINE, stages):
                 if world % (tp * cp * pp):
                     continue
@@ -215,9 +215,7 @@ def _chunks(model: Model, space: Space, pp: int) -> list[dict[str, Any]]:
     plain = {LAYERS_PER_CHUNK: None, CHUNKS: None}
     if pp == 1 or model.layers % pp:
         return [plain]
-    layers = [
-        per_stage // chunks for chunks in _divisors(per_stage) if 1 < chunks <= space.limits["chunks"]
-    ]
+    layers = [per_stage // chunks for chunks in _divisors(per_stage) if 1 < chunks <= space.limits["chunks"]]
     chosen = _chosen(space, LAYERS_PER_CHUNK, [None, *layers])
     return [{LAYERS_PER_CHUNK: value or None, CHUNKS: None} for value in chosen]
 
@@ -225,9 +223,7 @@ def _chunks(model: Model, space: Space, pp: int) -> list[dict[str, Any]]:
 def _recompute(space: Space, given: Any) -> list[dict[str, Any]]:
     named = {None: _NO_RECOMPUTE, False: _NO_RECOMPUTE, "full": FULL_RECOMPUTE}
     if RECOMPUTE in space.flags:
-        return [
-            {**_NO_RECOMPUTE, **named.get(value, {RECOMPUTE: value})} for value in space.flags[RECOMPUTE]
-        ]
+        return [{**_NO_RECOMPUTE, **named.get(value, {RECOMPUTE: value})} for value in space.flags[RECOMPUTE]]
     found: list[dict[str, Any]] = [dict(_NO_RECOMPUTE), {**_NO_RECOMPUTE, **FULL_RECOMPUTE}]
     own = getattr(given, "recompute_granularity", None)
     if own and (own, getattr(given, "recompute_method", None)) != ("full", "uniform"):

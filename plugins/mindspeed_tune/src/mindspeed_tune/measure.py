@@ -132,7 +132,9 @@ class Measuring:
         for rounds in (1, 2, ROUNDS, ROUNDS + 2):
             self.say(f"measuring {len(left)} candidates, {rounds} rounds")
             found |= self.measure(left, rounds, memory=memory)
-            trained = sorted((one for one in left if not found[one.name].failure), key=lambda o: found[o.name].best)
+            trained = sorted(
+                (one for one in left if not found[one.name].failure), key=lambda o: found[o.name].best
+            )
             left = trained[: max(2, (len(trained) + 1) // 2)] if rounds < ROUNDS else trained[:2]
             if len(left) < 2 or (rounds >= ROUNDS and not equal(*(found[one.name] for one in left))):
                 break
@@ -162,9 +164,7 @@ class Measuring:
         """Run a queue in one world until one fails; return what is left of it."""
         from mindspeed_testing.worlds import WorldError, WorldTimeout, run_world
 
-        lines = [
-            (self._key(number, one), self._arguments(one)) for number, one in queue
-        ]
+        lines = [(self._key(number, one), self._arguments(one)) for number, one in queue]
         failure = ""
         with tempfile.TemporaryDirectory(prefix="mindspeed-tune-") as folder:
             file = Path(folder) / "results.jsonl"
@@ -231,9 +231,7 @@ def check_processors(world_size: int) -> str:
             f"measure up to {count} ranks here, or on a machine with more"
         )
     if load > count - world_size + 0.5:
-        return (
-            f"the machine was busy: load {load:.1f} on {count} processors before {world_size} processes were timed"
-        )
+        return f"the machine was busy: load {load:.1f} on {count} processors before {world_size} processes were timed"
     return ""
 
 

@@ -198,7 +198,9 @@ def _more(report: Mapping[str, Any]) -> Iterator[Section]:
     lines = []
     if report["one_gib_more"] is not None:
         one = report["one_gib_more"]
-        lines.append(f"One GiB more per device would save {percent(one['saves'])} of the step: {one['name']}.")
+        lines.append(
+            f"One GiB more per device would save {percent(one['saves'])} of the step: {one['name']}."
+        )
     else:
         lines.append("One GiB more per device would bring nothing.")
     if report["one_node_more"] is not None:
@@ -245,7 +247,9 @@ def _trust(report: Mapping[str, Any]) -> Iterator[Section]:
         )
         loads = [(row["load"], row["spread"]) for row in report["top"] if row["load"] is not None]
         load, spread = (max(values) for values in zip(*loads))
-        lines.append(f"Load of the machine up to {load:.1f}; rounds of one layout differ by up to {spread:.1%}.")
+        lines.append(
+            f"Load of the machine up to {load:.1f}; rounds of one layout differ by up to {spread:.1%}."
+        )
     lines += [f"{name} cannot run: {reason}" for name, reason in report["infeasible"].items()]
     lines += report["notes"]
     if lines:

@@ -159,7 +159,9 @@ class Search:
         if candidate.name not in self._args:
             found = self.validity.args_of(candidate)
             # Thousands of candidates are kept, and a training has a thousand arguments.
-            self._args[candidate.name] = found and Namespace(**{name: getattr(found, name, None) for name in ASKED})
+            self._args[candidate.name] = found and Namespace(
+                **{name: getattr(found, name, None) for name in ASKED}
+            )
         return self._args[candidate.name]
 
     def candidates(self, world_size: int) -> list[Candidate]:

@@ -136,11 +136,13 @@ def refuse_unsearchable(arguments: Sequence[str]) -> None:
 def ignored(arguments: Sequence[str]) -> list[str]:
     """Return a note for flags of the command that short runs and dry runs leave alone."""
     found = [flag for flag in ("--load", "--save") if any(w.partition("=")[0] == flag for w in arguments)]
-    return [f"{' and '.join(found)}: ignored while searching; nothing is read or written there"] if found else []
+    return (
+        [f"{' and '.join(found)}: ignored while searching; nothing is read or written there"] if found else []
+    )
 
 
 def _contributed(registry: Any, options: Options) -> tuple[Any, Any]:
-    found = []
+    found: list[Any] = []
     for point, name, flag in (
         ("tune.strategies", options.strategy, "--tune-strategy"),
         ("tune.costs", options.cost, "--tune-cost"),
@@ -255,7 +257,10 @@ def search(tune_out: Path | None, as_json: bool, command: tuple[str, ...], **opt
 
 @click.command("measure", short_help="Short runs of the best layouts of a search, on this machine.")
 @click.option(
-    "--tune-work-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Keeps a journal."
+    "--tune-work-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Keeps a journal.",
 )
 @click.option("--tune-trials", type=click.IntRange(1), default=MEASURED, show_default=True, help="How many.")
 @click.option("--limit-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Of a run.")
@@ -298,9 +303,7 @@ def report(tune_out: Path | None, as_json: bool, file: Path) -> None:
     _deliver(read_report(file), tune_out, as_json, print_report, write_reports)
 
 
-def _deliver(
-    found: Mapping[str, Any], folder: Path | None, as_json: bool, show: Any, write: Any
-) -> None:
+def _deliver(found: Mapping[str, Any], folder: Path | None, as_json: bool, show: Any, write: Any) -> None:
     if folder is not None:
         write(found, folder)
     if as_json:

@@ -77,7 +77,13 @@ def start_command(command: LaunchCommand, candidate: Candidate, flags: FlagSet) 
         return shlex.join([*words[: -len(given)], *arguments])
     per_node = command.ranks_per_node or command.world_size
     nodes = max(1, command.world_size // per_node)
-    launcher = ["torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(min(per_node, command.world_size))]
+    launcher = [
+        "torchrun",
+        "--nnodes",
+        str(nodes),
+        "--nproc-per-node",
+        str(min(per_node, command.world_size)),
+    ]
     started = ["-m", "mindspeed_core.train"] if command.kind == TRAIN else [command.target]
     return shlex.join([*launcher, *started, *arguments])
 

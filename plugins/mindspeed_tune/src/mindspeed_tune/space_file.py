@@ -94,7 +94,7 @@ def _values(path: Path, flag: str, values: Any, known: FlagSet) -> tuple[Any, ..
         words = [flag] if value is True else [flag, str(value)]
         problems = [p for p in known.parse(words).problems if p.flag in entry.options]
         if problems:
-            raise _wrong(path, flag, f"has {value!r} in its list: {problems[0].reason}")
+            raise _wrong(path, flag, f"lists a value it does not take: {problems[0].reason}")
     return tuple(values)
 
 
