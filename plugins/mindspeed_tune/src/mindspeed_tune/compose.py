@@ -8,6 +8,7 @@ another number or size of micro-batches changes follows by arithmetic.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -171,22 +172,25 @@ class Cell:
         if key not in self._durations:
             total = wait = 0.0
             for part, sign in _MADE_OF[kind]:
-                work = self._work(part, direction, layers, microbatches, target.micro_batch_size)
+                size = target.micro_batch_size
+                computed = self._computed(part, direction, layers, microbatches, size, hardware)
                 sent = self._sent(target, part, direction, layers, microbatches, hardware)
-                total, wait = total + sign * (seconds(work, hardware) + sent), wait + sign * sent
+                total, wait = total + sign * (computed + sent), wait + sign * sent
             self._durations[key] = (total, wait)
         return self._durations[key]
 
-    def _work(
-        self, part: int, direction: str, layers: int, microbatches: int, size: int
-    ) -> Mapping[str, float]:
+    def _computed(
+        self, part: int, direction: str, layers: int, microbatches: int, size: int, hardware: Hardware
+    ) -> float:
+        """Return the seconds of the operators of one pass."""
         sizes = tuple(self.parts)
-        if size in sizes or len(sizes) == 1:
-            return self.parts[size if size in sizes else sizes[0]][part].work(direction, layers, microbatches)
-        low, high = (
-            self.parts[one][part].work(direction, layers, microbatches) for one in (sizes[0], sizes[-1])
-        )
-        return work_between(low, high, (size - sizes[0]) / (sizes[-1] - sizes[0]))
+        works = {one: self.parts[one][part].work(direction, layers, microbatches) for one in sizes}
+        if size not in sizes and len(sizes) > 1:
+            low, high = sizes[0], sizes[-1]
+            with suppress(NotComposable):
+                work = work_between(works[low], works[high], (size - low) / (high - low))
+                return seconds(work, hardware)
+        return between(sizes, size, lambda one: seconds(works[one], hardware))
 
     def _sent(
         self, target: Target, part: int, direction: str, layers: int, microbatches: int, hardware: Hardware
@@ -221,6 +225,16 @@ class Cell:
                     crosses = ranks.crosses(hardware.devices)
                     times.append(hardware.latency(crosses) + given / calls / hardware.bandwidth(crosses))
             return max(times, default=0.0)
+
+        return between(tuple(self.parts), target.micro_batch_size, of)
+
+    def _message(self, target: Target) -> float:
+        """Return the bytes of one message between pipeline stages."""
+
+        def of(size: int) -> float:
+            sent = self.parts[size][MIDDLE].traffic(1, 1).items()
+            one = (given / calls for (_, name, _, _), (calls, given) in sent if name in POINT_TO_POINT and calls)
+            return max(one, default=0.0)
 
         return between(tuple(self.parts), target.micro_batch_size, of)
 
@@ -327,6 +341,8 @@ class Cell:
                     name: size + with_it.get(name, 0.0) - without.get(name, 0.0)
                     for name, size in moving.items()
                 }
+            # The interleaved schedule keeps what a chunk has sent until its backward pass.
+            moving["activations"] = moving.get("activations", 0.0) + alive * self._message(target)
         schedule = {**{name: size for name, size in static.items() if size}, **moving}
         parts = next(iter(self.parts.values()))
         middle_part = parts[MIDDLE]

@@ -142,22 +142,57 @@ def work_between(one: Mapping[str, float], other: Mapping[str, float], share: fl
     Raises:
         NotComposable: the products of the two cannot be told apart.
     """
-    if len(one) != len(other):
-        raise NotComposable("another micro-batch size runs other operators")
     found: Numbers = {}
-    for (key, count), (second, second_count) in zip(one.items(), other.items()):
-        words, others = key.split(), second.split()
-        if words[:2] != others[:2]:
-            raise NotComposable("another micro-batch size runs other operators")
-        if words[0] == MATRIX:
-            if abs(count - second_count) > 1e-6 * max(count, second_count):
-                raise NotComposable("another micro-batch size runs other products")
-            shape = (round(int(a) + share * (int(b) - int(a))) for a, b in zip(words[2:], others[2:]))
-            name = " ".join((*words[:2], *map(str, shape)))
-            found[name] = found.get(name, 0.0) + count
-        else:
-            found[key] = count + share * (second_count - count)
+    for key in dict.fromkeys((*one, *other)):
+        if not key.startswith(MATRIX):
+            first = one.get(key, 0.0)
+            found[key] = max(0.0, first + share * (other.get(key, 0.0) - first))
+    for low, high, count in _pairs(one, other):
+        kind, dtype, *shape = low.split()
+        grown = (round(int(a) + share * (int(b) - int(a))) for a, b in zip(shape, high.split()[2:]))
+        name = " ".join((kind, dtype, *map(str, grown)))
+        found[name] = found.get(name, 0.0) + count
     return found
+
+
+def _pairs(one: Mapping[str, float], other: Mapping[str, float]) -> list[tuple[str, str, float]]:
+    """Return the products at two sizes that are the same product, with how many there are.
+
+    The size is in one of the three lengths, or in none. Different products of a shape at one size may have two
+    shapes at the other.
+
+    Raises:
+        NotComposable: some product has no other.
+    """
+    left = {key: count for key, count in one.items() if key.startswith(MATRIX) and count}
+    wanted = {key: count for key, count in other.items() if key.startswith(MATRIX) and count}
+    partners = {high: [low for low in left if _same_product(low, high)] for high in wanted}
+    found: list[tuple[str, str, float]] = []
+    while wanted:
+        # Who has the least choice chooses first.
+        high = min(wanted, key=lambda key: sum(left.get(low, 0.0) > _NOTHING for low in partners[key]))
+        count = wanted.pop(high)
+        for low in partners[high]:
+            taken = min(count, left.get(low, 0.0))
+            if taken > _NOTHING:
+                found.append((low, high, taken))
+                left[low] -= taken
+                count -= taken
+        if count > _NOTHING:
+            raise NotComposable("another micro-batch size runs other products")
+    if any(count > _NOTHING for count in left.values()):
+        raise NotComposable("another micro-batch size runs other products")
+    return found
+
+
+_NOTHING = 1e-6
+
+
+def _same_product(low: str, high: str) -> bool:
+    """Return whether two shapes differ in one length at most, which grows."""
+    first, second = low.split(), high.split()
+    grown = [(int(a), int(b)) for a, b in zip(first[2:], second[2:]) if a != b]
+    return first[:2] == second[:2] and len(grown) <= 1 and all(b > a for a, b in grown)
 
 
 def slim(record: RankRecord) -> RankRecord:
