@@ -1,7 +1,9 @@
-"""Rank layouts by predicted steps, measure them, and compare: ``python benchmarks/tune_rank.py --processes 2``.
+"""Rank layouts by predicted steps, and measure them: ``python benchmarks/tune_rank.py --processes 2``.
 
-A small GPT in every layout of a few processes, one thread each. The machine's numbers are fitted to one run of each
-dimension (``mindspeed-tune calibrate``) and judged on all other layouts. Beside them: microbenchmarks alone, and a
+A small GPT in every layout of a few processes, one thread each. The machine's numbers are fitted to one
+run of each
+dimension (``mindspeed-tune calibrate``) and judged on all other layouts. Beside them: microbenchmarks
+alone, and a
 model by formulas as earlier tuners have it (work by parameters, a bubble, a bandwidth). Rounds of the same
 measurement against each other bound what any prediction can reach. Where the machine has not as many free
 processors as processes, times mean nothing: the program says so and judges nothing.
@@ -81,7 +83,7 @@ def candidates(processes: int) -> list[Candidate]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print how well layouts are ranked; the status is 1 where a bound is missed on a machine that can tell."""
+    """Print how well layouts are ranked; status 1 where a bound is missed on a machine that can tell."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, choices=(2, 4), default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -182,7 +184,7 @@ def between_rounds(measured: Mapping[str, Measured], names: Sequence[str]) -> li
 
 
 def by_formulas(candidate: Candidate) -> float:
-    """Return a step's time up to a factor: work, a third more for recomputation, a bubble, 3 % for each call."""
+    """Return a step's time up to a factor: work, a third more to recompute, a bubble, 3 % for each call."""
     pp, size = candidate.size(PP), candidate.size("--micro-batch-size")
     split = candidate.size(TP) * candidate.size(CP)
     microbatches = max(1, 8 * split * pp // (size * 2))

@@ -1,4 +1,4 @@
-"""MindSpeed's automatic tuning: a training script that is started by ``python`` searches instead of training."""
+"""MindSpeed's automatic tuning: a script that is started by ``python`` searches instead of training."""
 
 from __future__ import annotations
 

@@ -157,14 +157,16 @@ def _judged(
     if noisy:
         name, worst = max(noisy.items(), key=lambda item: item[1].typical)
         notes.append(
-            f"rounds of {name} differ by {worst.typical:.0%} at a load of {worst.load:.1f} on {os.cpu_count()} "
+            f"rounds of {name} differ by {worst.typical:.0%} at a load of {worst.load:.1f} on "
+            f"{os.cpu_count()} "
             "processors: rankings by these numbers are not to be trusted; calibrate when the machine is quiet"
         )
     ranks = rank_correlation([(run.predicted(found.hardware), run.seconds) for run in known])
     if ranks is not None and ranks < _LEAST:
         trusted = False
         notes.append(
-            f"the fitted numbers rank the runs by {ranks:.2f} only: the model of a step does not explain this "
+            f"the fitted numbers rank the runs by {ranks:.2f} only: the model of a step does not "
+            "explain this "
             "machine, and rankings by time are not to be trusted"
         )
     return Calibration(start, found, runs, tuple(filter(None, notes)), trusted)

@@ -38,10 +38,14 @@ from mindspeed_tune.timeline import simulate
 
 WHOLE = 3
 """A stage that has embedding and head: the only one of a model without a pipeline."""
-_MADE_OF: dict[int, tuple[tuple[int, int], ...]] = {FIRST: ((FIRST, 1),), MIDDLE: ((MIDDLE, 1),), LAST: ((LAST, 1),)}
+_MADE_OF: dict[int, tuple[tuple[int, int], ...]] = {
+    FIRST: ((FIRST, 1),),
+    MIDDLE: ((MIDDLE, 1),),
+    LAST: ((LAST, 1),),
+}
 _MADE_OF[WHOLE] = ((FIRST, 1), (LAST, 1), (MIDDLE, -1))
 _ROUNDS = 2
-"""Times the pipeline size of micro-batches, from which on every further one takes as long as the one before."""
+"""Times the pipeline size: from so many micro-batches on every further one takes as long as the last."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +237,9 @@ class Cell:
 
         def of(size: int) -> float:
             sent = self.parts[size][MIDDLE].traffic(1, 1).items()
-            one = (given / calls for (_, name, _, _), (calls, given) in sent if name in POINT_TO_POINT and calls)
+            one = (
+                given / calls for (_, name, _, _), (calls, given) in sent if name in POINT_TO_POINT and calls
+            )
             return max(one, default=0.0)
 
         return between(tuple(self.parts), target.micro_batch_size, of)
@@ -346,7 +352,9 @@ class Cell:
         schedule = {**{name: size for name, size in static.items() if size}, **moving}
         parts = next(iter(self.parts.values()))
         middle_part = parts[MIDDLE]
-        grown = self._shard_of_stage(target, kind) / max(1.0, self._shard(middle_part.record, middle_part.elements))
+        grown = self._shard_of_stage(target, kind) / max(
+            1.0, self._shard(middle_part.record, middle_part.elements)
+        )
         update = {**static, "other": middle_part.updating * grown}
         categories = max((schedule, update), key=lambda one: sum(one.values()))
         exact = sum(categories.values())
@@ -358,6 +366,7 @@ class Cell:
         sizes = tuple(self.parts)
         found = {size: self.parts[size][part].activations(layers, alive) for size in sizes}
         names = dict.fromkeys(name for one in found.values() for name in one)
+
         def of(name: str) -> float:
             return between(sizes, target.micro_batch_size, lambda size: found[size].get(name, 0.0))
 

@@ -15,6 +15,7 @@ def check_callable(contributed: Any) -> None:
     """
     if not callable(contributed):
         raise DeclarationError(
-            f"{contributed!r} is no function; a strategy takes the search and returns candidates, a cost takes an "
+            f"{contributed!r} is no function; a strategy takes the search and returns candidates, a "
+            "cost takes an "
             "estimate, the arguments and the hardware and returns an estimate"
         )

@@ -57,11 +57,7 @@ class Ranks:
         self._own = ExitStack()
 
     def __enter__(self) -> Ranks:
-        """Start the process that forks ranks, unless it is somebody else's.
-
-        Raises:
-            UserError: the kernels of NPUs are wanted, and torch_npu or its stand-in runtime is missing.
-        """
+        """Begin to use the process that forks ranks, which starts with the first of them."""
         if self._process is None:
             self._process = self._own.enter_context(WarmProcess(self.platform))
         return self
@@ -77,6 +73,7 @@ class Ranks:
 
         Raises:
             PlanError: one of them cannot be planned.
+            UserError: the kernels of NPUs are wanted, and torch_npu or its stand-in runtime is missing.
         """
         if self._process is None:
             raise RuntimeError("enter the context first")

@@ -25,7 +25,8 @@ class AutoSettings(Feature):
         Flag(
             "--auto-settings",
             aliases=_SWITCHES[1:],
-            help="Search for the fastest layouts for --nnodes times --nproc-per-node ranks, print the best three "
+            help="Search for the fastest layouts for --nnodes times --nproc-per-node ranks, print the "
+            "best three "
             "and end.",
         ),
         Flag("--auto-settings-launch", help="Start the best layout with torchrun when the search is done."),
@@ -112,12 +113,14 @@ class AutoSettings(Feature):
         ]
         if args.auto_settings_launch and (args.target_nnodes or args.nnodes) > 1:
             wrong.append(
-                "--auto-settings-launch starts the ranks of one node; with several of them start the command that "
+                "--auto-settings-launch starts the ranks of one node; with several of them start the "
+                "command that "
                 "the search prints on each"
             )
         if not args.tune_hardware:
             wrong.append(
-                "--tune-hardware is missing: name ascend-910b, ascend-910c, a100-80gb, h100, h200, or a file that "
+                "--tune-hardware is missing: name ascend-910b, ascend-910c, a100-80gb, h100, h200, "
+                "or a file that "
                 "`mindspeed-tune calibrate -- COMMAND` writes"
             )
         return wrong

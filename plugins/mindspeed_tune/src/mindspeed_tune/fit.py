@@ -1,7 +1,7 @@
 """Numbers of a machine that make predicted steps equal to measured ones.
 
-Few runs do not determine all numbers: each is pulled softly towards where it begins, a microbenchmark, so that what
-no run constrains stays there.
+Few runs do not determine all numbers: each is pulled softly towards where it begins, a microbenchmark, so
+that what no run constrains stays there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The journal of a search: a file in ``--tune-work-dir`` that gets a line for every result.
 
-A search that is started again on the folder goes on from what is there. A lock keeps a second search out while
-the first one runs; it goes with the process, however that ends.
+A search that is started again on the folder goes on from what is there. A lock keeps a second search out
+while the first one runs; it goes with the process, however that ends.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ class Journal:
         other = [name for name in {**now, **facts} if now.get(name) != facts.get(name)]
         if other:
             raise self._wrong(
-                f"its journal is of another search: {', '.join(other)} differ{'s' if len(other) == 1 else ''}; "
+                f"its journal is of another search: {', '.join(other)} "
+                f"differ{'s' if len(other) == 1 else ''}; "
                 "name another folder, or delete this one"
             )
 

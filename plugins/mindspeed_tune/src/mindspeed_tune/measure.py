@@ -63,7 +63,7 @@ class Measured:
 
     @property
     def typical(self) -> float:
-        """Return how much longer the median round was than the best one: the noise that the minimum has left."""
+        """Return how much longer the median round was than the best one."""
         return statistics.median(self.seconds) / self.best - 1 if self.seconds else 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Measuring:
         return {one.name: self._of(one, rounds) for one in candidates}
 
     def halve(self, candidates: Sequence[Candidate], *, memory: bool = False) -> dict[str, Measured]:
-        """Measure candidates by successive halving: one round of all, then three of the better half, and so on."""
+        """Measure candidates by successive halving: one round of all, two of the better half, and so on."""
         found: dict[str, Measured] = {}
         left = list(candidates)
         for rounds in (1, 2, ROUNDS, ROUNDS + 2):
@@ -227,16 +227,20 @@ def check_processors(world_size: int) -> str:
     count, load = processors(), os.getloadavg()[0]
     if world_size > count:
         raise UserError(
-            f"{world_size} processes on {count} processors wait for each other, and their times mean nothing; "
+            f"{world_size} processes on {count} processors wait for each other, and their times mean "
+            "nothing; "
             f"measure up to {count} ranks here, or on a machine with more"
         )
     if load > count - world_size + 0.5:
-        return f"the machine was busy: load {load:.1f} on {count} processors before {world_size} processes were timed"
+        return (
+            f"the machine was busy: load {load:.1f} on {count} processors before {world_size} "
+            "processes were timed"
+        )
     return ""
 
 
 def ranked_by_time(found: Mapping[str, Measured]) -> tuple[list[str], str]:
-    """Return the candidates that trained, fastest first, and why their times tell no order; empty where they do."""
+    """Return the candidates that trained, fastest first, and why times tell no order; empty where they do."""
     trained = sorted((name for name in found if not found[name].failure), key=lambda name: found[name].best)
     several = [found[name] for name in trained if len(found[name].seconds) > 1]
     noisy = [one for one in several if one.typical > APART]

@@ -1,7 +1,7 @@
 """Short runs of candidates inside one world: sessions open and close one after the other.
 
-Every rank runs `run_candidates`; rank 0 writes a line into a file when a candidate begins and when it ends, so
-that the parent knows which one was under way when a world died.
+Every rank runs `run_candidates`; rank 0 writes a line into a file when a candidate begins and when it
+ends, so that the parent knows which one was under way when a world died.
 """
 
 from __future__ import annotations

@@ -22,8 +22,10 @@ def measure_speeds(platform: str | None, dtype: str) -> dict[str, Any]:
         dtype: of matrix products, ``bfloat16`` or ``float32``.
 
     Returns:
-        ``flops`` a second of products, ``memory_bandwidth`` in bytes a second, ``launch`` in seconds of a small
-        operator, ``latency`` in seconds of a small all-reduce and ``link`` in bytes a second of a large one (both
+        ``flops`` a second of products, ``memory_bandwidth`` in bytes a second, ``launch`` in seconds of a
+        small
+        operator, ``latency`` in seconds of a small all-reduce and ``link`` in bytes a second of a large
+        one (both
         0 in a world of one), ``memory`` in bytes of the device, ``name`` of the device, and ``platform``.
     """
     import torch

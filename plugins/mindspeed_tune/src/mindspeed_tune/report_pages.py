@@ -121,7 +121,8 @@ def sections(report: Mapping[str, Any]) -> Iterator[Section]:
         f"{report['hardware']}: {duration(step)} a step, {how}"
         + (f", MFU {percent(best['mfu'])}" if best["mfu"] is not None else "")
         + f", {size(best['needed'])} on the fullest device.",
-        f"{counts['composed']:,} layouts were ranked by composition, {counts['planned']:,} of the leading ones by "
+        f"{counts['composed']:,} layouts were ranked by composition, {counts['planned']:,} of the "
+        "leading ones by "
         f"dry runs of their own; {counts['refused']:,} were refused.",
     ]
     if report["no_order_by_time"]:
@@ -206,7 +207,8 @@ def _more(report: Mapping[str, Any]) -> Iterator[Section]:
     if report["one_node_more"] is not None:
         one = report["one_node_more"]
         lines.append(
-            f"One node more, {one['ranks']:,} ranks: {duration(one['seconds'])} a step, {one['faster']:.2f} times as "
+            f"One node more, {one['ranks']:,} ranks: {duration(one['seconds'])} a step, "
+            f"{one['faster']:.2f} times as "
             f"fast: {one['name']}."
         )
     else:
@@ -241,7 +243,8 @@ def _trust(report: Mapping[str, Any]) -> Iterator[Section]:
     if one is not None:
         ranks = one["rank_correlation"]
         lines.append(
-            f"Predicted steps beside {one['compared']} measured ones: off by {one['median_error']:.1%} (median)"
+            f"Predicted steps beside {one['compared']} measured ones: off by "
+            f"{one['median_error']:.1%} (median)"
             + (f", rank correlation {ranks:.2f}" if ranks is not None else "")
             + "."
         )

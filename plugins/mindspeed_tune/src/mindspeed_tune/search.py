@@ -1,7 +1,7 @@
 """The search: every valid layout ranked by composition, the best of them planned by dry runs of their own.
 
-Nothing is sampled: a list of a few thousand layouts is ranked whole. What a ranking gets wrong a dry run of the
-candidate itself corrects, and how far the two were apart is part of the report.
+Nothing is sampled: a list of a few thousand layouts is ranked whole. What a ranking gets wrong a dry run
+of the candidate itself corrects, and how far the two were apart is part of the report.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Search:
         trials: candidates that get a dry run of their own.
         deadline: by the monotonic clock, after which no dry run is begun; None for no limit.
         say: tells the user how far the search is.
-        strategy: chooses the candidates that should have dry runs of their own, the best first, given the search
-            as far as it is; None for those that lead.
+        strategy: chooses the candidates that should have dry runs of their own, the best first, given the
+            search as far as it is; None for those that lead.
         cost: corrects an estimate, given the validated arguments and the hardware; None for no correction.
     """
 
@@ -216,8 +216,10 @@ class Search:
         tried = self.candidates(self.command.world_size)
         if not tried:
             raise UserError(
-                f"no layout divides {self.command.world_size} ranks for this model and batch: sizes must divide "
-                "heads, layers and ranks, and --global-batch-size the data-parallel size times the micro-batch "
+                f"no layout divides {self.command.world_size} ranks for this model and batch: sizes "
+                "must divide "
+                "heads, layers and ranks, and --global-batch-size the data-parallel size times the "
+                "micro-batch "
                 "size; start another number of ranks, or widen --tune-space"
             )
         found = []
@@ -363,7 +365,8 @@ class Search:
         return (
             f"no layout of {self.command.world_size:,} ranks fits into the {size(self.hardware.memory)} of "
             f"{self.hardware.name}: the smallest, {smallest.candidate.name}, needs {size(missing)} more; use "
-            f"{_more_ranks(smallest, self.hardware, self.command.world_size):,} ranks or more, or a device with "
+            f"{_more_ranks(smallest, self.hardware, self.command.world_size):,} ranks or more, or a "
+            "device with "
             "more memory"
         )
 

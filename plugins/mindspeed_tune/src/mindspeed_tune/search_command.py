@@ -277,7 +277,7 @@ def measure(
     as_json: bool,
     file: Path,
 ) -> None:
-    """Measure the best layouts of FILE, the search.json of a search, and write their times into its report."""
+    """Measure the best layouts of FILE, a search's search.json, and write their times into its report."""
     from mindspeed_tune.measured_report import measured_report
     from mindspeed_tune.report_pages import print_report, read_report, write_reports
 

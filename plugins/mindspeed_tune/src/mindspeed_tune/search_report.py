@@ -151,7 +151,7 @@ def _only_memory(one: Ranked) -> bool:
 
 
 def _with_another_node(search: Search, best: Ranked) -> dict[str, Any] | None:
-    """Return the fastest candidate on another node's ranks besides, by composition; None where none divides."""
+    """Return the fastest candidate with another node, by composition; None where none divides."""
     from mindspeed_tune.small_pipeline import NotComposable
 
     world = search.command.world_size + search.per_node

@@ -15,8 +15,8 @@ from mindspeed_megatron.instruments.operations import MATRIX
 from mindspeed_tune.record import Call, RankRecord, Run
 
 STAGES, LAYERS, MICROBATCHES = 3, 3, 3
-"""Stages of the small pipeline, layers of each of them, and micro-batches of a step: enough for passes over one
-and two of each."""
+"""Stages of the small pipeline, layers of each of them, and micro-batches of a step: enough for passes
+over one and two of each."""
 FIRST, MIDDLE, LAST = range(STAGES)
 STATIC = ("parameters", "buffers", "gradients", "main parameters", "optimizer state")
 SHARDED = ("main parameters", "optimizer state")
@@ -158,8 +158,8 @@ def work_between(one: Mapping[str, float], other: Mapping[str, float], share: fl
 def _pairs(one: Mapping[str, float], other: Mapping[str, float]) -> list[tuple[str, str, float]]:
     """Return the products at two sizes that are the same product, with how many there are.
 
-    The size is in one of the three lengths, or in none. Different products of a shape at one size may have two
-    shapes at the other.
+    The size is in one of the three lengths, or in none. Different products of a shape at one size may have
+    two shapes at the other.
 
     Raises:
         NotComposable: some product has no other.

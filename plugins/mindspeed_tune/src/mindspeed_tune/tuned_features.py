@@ -1,7 +1,7 @@
 """Features that make the best layout faster: the flags that installed features state to be worth searching.
 
-All combinations of forty flags are too many, and most of them do not depend on each other: every value is tried
-on the best layout alone, and what is faster is then put together.
+All combinations of forty flags are too many, and most of them do not depend on each other: every value is
+tried on the best layout alone, and what is faster is then put together.
 """
 
 from __future__ import annotations

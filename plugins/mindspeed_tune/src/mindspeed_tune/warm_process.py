@@ -29,7 +29,7 @@ class PlanError(UserError):
 
 
 class WarmProcess:
-    """The process, a context manager; it ends with the context, and with it every rank that still runs."""
+    """The process: it starts with the first job, ends with the context, and every rank that runs with it."""
 
     def __init__(self, platform: str = "fake", parallel: int | None = None) -> None:
         """Describe the process without starting it.
@@ -46,38 +46,43 @@ class WarmProcess:
         self._numbers = count()
         self._lock = threading.Lock()
         self._reader: threading.Thread | None = None
-        self._ended = False
+        self._open = self._ended = False
 
     def __enter__(self) -> WarmProcess:
-        """Start the process.
+        """Take jobs from now on."""
+        self._open = True
+        return self
 
-        Raises:
-            UserError: the kernels of NPUs are wanted, and torch_npu or its stand-in runtime is missing.
-        """
+    def _start(self) -> subprocess.Popen[str]:
         environment = {
             **(self._stand_ins() if self.platform == _NPU else os.environ),
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "mindspeed_tune.nursery", str(self.parallel)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
         )
-        self._ended = False
-        self._reader = threading.Thread(target=self._read, name="mindspeed outcomes of ranks", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, args=(process,), name="mindspeed outcomes of ranks", daemon=True
+        )
         self._reader.start()
-        return self
+        return process
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the process."""
-        process, self._process = self._process, None
-        assert process is not None
+        with self._lock:
+            self._open = False
+            process, self._process = self._process, None
+        if process is None:
+            self._files.close()
+            return
         assert process.stdin is not None
         with suppress(BrokenPipeError):
             # It ends its ranks, then itself.
@@ -98,12 +103,16 @@ class WarmProcess:
 
         Args:
             job: as `mindspeed_tune.rank_process.run_rank` takes it.
+
+        Raises:
+            UserError: the kernels of NPUs are wanted, and torch_npu or its stand-in runtime is missing.
         """
-        process = self._process
-        if process is None or process.stdin is None:
-            raise RuntimeError("enter the context first")
         future: Future[dict[str, Any]] = Future()
         with self._lock:
+            if not self._open:
+                raise RuntimeError("enter the context first")
+            process = self._process = self._process or self._start()
+            assert process.stdin is not None
             number = next(self._numbers)
             if self._ended:
                 future.set_exception(_ended())
@@ -115,9 +124,7 @@ class WarmProcess:
                 process.stdin.flush()
         return future
 
-    def _read(self) -> None:
-        process = self._process
-        assert process is not None
+    def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             outcome = json.loads(line)
