@@ -87,6 +87,7 @@ class Measuring:
         limit: seconds after which a candidate hangs.
         platform: what they train on; None for what the command says.
         settings: that all runs share, a smaller model for instance.
+        train: what every rank of a world runs.
         say: tells the user how far it is.
     """
 
@@ -96,6 +97,7 @@ class Measuring:
     limit: float = 600.0
     platform: str | None = None
     settings: Mapping[str, Any] | None = None
+    train: Callable[..., int] = run_candidates
     say: Callable[[str], None] = lambda text: None
 
     def measure(
@@ -171,7 +173,7 @@ class Measuring:
             file.touch()
             try:
                 run_world(
-                    run_candidates,
+                    self.train,
                     self.command.world_size,
                     lines,
                     str(file),

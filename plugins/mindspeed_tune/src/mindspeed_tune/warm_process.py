@@ -50,7 +50,7 @@ class WarmProcess:
 
     def __enter__(self) -> WarmProcess:
         """Take jobs from now on."""
-        self._open = True
+        self._open, self._ended = True, False
         return self
 
     def _start(self) -> subprocess.Popen[str]:
