@@ -16,7 +16,8 @@ from mindspeed_tune.measure import Measured, Measuring, check_processors, equal,
 COMMAND = (
     "mindspeed-train --nproc 2 --mock-data --num-layers 2 --hidden-size 32 --num-attention-heads 2 "
     "--seq-length 32 --vocab-size 64 --position-embedding-type rope --micro-batch-size 1 "
-    "--global-batch-size 4 --train-iters 9 --lr 1e-3 --attention-dropout 0 --save nowhere --load nowhere --log-interval 1"
+    "--global-batch-size 4 --train-iters 9 --lr 1e-3 --attention-dropout 0 "
+    "--save nowhere --load nowhere --log-interval 1"
 )
 
 
