@@ -116,9 +116,9 @@ def test_the_report_names_the_command_and_why_the_others_lost(search, report):
     assert sum(best["terms"].values()) == pytest.approx(best["seconds"])
     assert report["composition"]["compared"] >= 2
     text = markdown(report)
-    assert best["name"] in text
+    assert best["label"] in text
     assert "| 1 |" in text
-    assert best["name"] in html(report)
+    assert best["label"] in html(report)
     json.dumps(report)
 
 
@@ -228,3 +228,15 @@ def test_a_candidate_is_named_by_its_flags():
     assert Candidate({TENSOR: 2, RECOMPUTE: None, ZERO: True}).name == (
         "--tensor-model-parallel-size 2 --use-distributed-optimizer"
     )
+
+
+def test_a_label_leaves_out_what_is_one():
+    settings = {
+        TENSOR: 2,
+        PIPELINE: 1,
+        MICRO_BATCH: 1,
+        RECOMPUTE: "full",
+        ZERO: True,
+        "--use-flash-attn": True,
+    }
+    assert Candidate(settings).label == "tp2 b1 recompute-full zero1 use-flash-attn"

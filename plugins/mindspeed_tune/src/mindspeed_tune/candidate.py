@@ -25,6 +25,22 @@ PARAMETER_OVERLAP = "--overlap-param-gather"
 RECOMPUTE = "--recompute-granularity"
 RECOMPUTE_METHOD = "--recompute-method"
 RECOMPUTE_LAYERS = "--recompute-num-layers"
+_SHORT = {
+    TENSOR: "tp",
+    PIPELINE: "pp",
+    CONTEXT: "cp",
+    "--context-parallel-algo": "",
+    "--ulysses-degree-in-cp": "ulysses",
+    EXPERT: "ep",
+    EXPERT_TENSOR: "etp",
+    SEQUENCE: "sp",
+    MICRO_BATCH: "b",
+    LAYERS_PER_CHUNK: "chunks-of-",
+    ZERO: "zero1",
+    GRADIENT_OVERLAP: "overlap-grads",
+    PARAMETER_OVERLAP: "overlap-params",
+    RECOMPUTE: "recompute-",
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,25 @@ class Candidate:
     def name(self) -> str:
         """Return the settings on one line, the same for the same settings."""
         return " ".join(_words(self.settings)) or "the command as it is"
+
+    @property
+    def label(self) -> str:
+        """Return the settings in the short form of reports: ``tp2 sp pp4 b1 zero1 recompute-full``.
+
+        Sizes of 1 are left out, but that of a micro-batch; what has no short form is written as its flag.
+        """
+        found = []
+        for flag, value in self.settings.items():
+            if value is None or value is False or flag in (RECOMPUTE_METHOD, RECOMPUTE_LAYERS):
+                continue
+            short = _SHORT.get(flag)
+            if short is None:
+                found.append(flag.removeprefix("--") + ("" if value is True else f"={value}"))
+            elif value is True:
+                found.append(short)
+            elif value != 1 or flag in (MICRO_BATCH, LAYERS_PER_CHUNK):
+                found.append(f"{short}{value}")
+        return " ".join(found) or "as it is"
 
     def with_settings(self, changed: Mapping[str, Any]) -> Candidate:
         """Return the candidate with some flags set otherwise."""

@@ -358,9 +358,22 @@ class Cell:
         update = {**static, "other": middle_part.updating * grown}
         categories = max((schedule, update), key=lambda one: sum(one.values()))
         exact = sum(categories.values())
-        ratio = middle_part.record.cost.get("reserved_ratio", 1.0)
-        used = len({call.group for run in middle_part.record.runs[:1] for call in run.calls})
-        return exact * ratio + hardware.context + used * hardware.per_group, exact, categories
+        # The allocator's rounding and the groups in use are those of the nearest stage that was run.
+        like = parts[LAST if kind == WHOLE else kind].record
+        used = hardware.per_group * self._used_groups(like, layout)
+        return exact * like.cost.get("reserved_ratio", 1.0) + hardware.context + used, exact, categories
+
+    def _used_groups(self, record: RankRecord, layout: Layout) -> int:
+        """Return how many groups of a rank communicate in another layout."""
+        calls = (*(call for run in record.runs[:1] for call in run.calls), *record.update.calls)
+        used = {call.group for call in calls}
+        if layout.pp == 1:
+            used = {group for group in used if not self._between_stages(record, group)}
+        return len(used)
+
+    def _between_stages(self, record: RankRecord, group: int) -> bool:
+        way = self._along(record, group)
+        return way.ends or way.dimensions == ("pp",)
 
     def _moving(self, target: Target, part: int, layers: int, alive: int) -> dict[str, float]:
         sizes = tuple(self.parts)

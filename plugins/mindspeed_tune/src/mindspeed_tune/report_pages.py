@@ -137,7 +137,7 @@ def sections(report: Mapping[str, Any]) -> Iterator[Section]:
         rows=[
             (
                 str(number),
-                row["name"],
+                row["label"],
                 *(duration(value) for value in row["terms"].values()),
                 "–" if row["lost_by"] is None else f"{row['lost_by']['term']}: {_signed(row['lost_by'])}",
             )
@@ -151,7 +151,7 @@ def sections(report: Mapping[str, Any]) -> Iterator[Section]:
         rows=[
             (
                 str(number),
-                row["name"],
+                row["label"],
                 *(size(row["categories"].get(name, 0.0)) for name in categories),
                 size(row["needed"]),
             )
@@ -181,7 +181,7 @@ def _top(report: Mapping[str, Any]) -> Section:
         rows.append(
             (
                 str(number),
-                row["name"],
+                row["label"],
                 duration(row["seconds"]),
                 measured,
                 "–" if row["mfu"] is None else percent(row["mfu"]),

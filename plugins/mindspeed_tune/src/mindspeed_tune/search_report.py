@@ -51,7 +51,7 @@ def report_of(
         "top": [_row(search, one, best, measured or {}) for one in order[:TOP]],
         "no_order_by_time": no_order,
         "pareto": [
-            {"name": one.candidate.name, "seconds": one.estimate.seconds, "needed": one.estimate.needed}
+            {"name": one.candidate.label, "seconds": one.estimate.seconds, "needed": one.estimate.needed}
             for one in search.frontier()
         ],
         "one_gib_more": _with_more_memory(search, best),
@@ -73,7 +73,8 @@ def start_command(command: LaunchCommand, candidate: Candidate, flags: FlagSet) 
     arguments = list(candidate.arguments(command.arguments, flags))
     words = list(command.text)
     given = list(command.arguments)
-    if given and words[-len(given) :] == given:
+    planned = any(word.partition("=")[0] == "--fake-world-size" for word in words)
+    if given and words[-len(given) :] == given and not planned:
         return shlex.join([*words[: -len(given)], *arguments])
     per_node = command.ranks_per_node or command.world_size
     nodes = max(1, command.world_size // per_node)
@@ -105,6 +106,7 @@ def _row(search: Search, one: Ranked, best: Ranked, measured: Mapping[str, Measu
     tied = run is not None and first is not None and run is not first and equal(run, first)
     return {
         "name": one.candidate.name,
+        "label": one.candidate.label,
         "settings": dict(one.candidate.settings),
         "start": start_command(search.command, one.candidate, search.flags),
         "seconds": estimate.seconds,
@@ -143,7 +145,7 @@ def _with_more_memory(search: Search, best: Ranked) -> dict[str, Any] | None:
     )
     if fastest.estimate.seconds >= best.estimate.seconds:
         return None
-    return {"name": fastest.candidate.name, "saves": 1 - fastest.estimate.seconds / best.estimate.seconds}
+    return {"name": fastest.candidate.label, "saves": 1 - fastest.estimate.seconds / best.estimate.seconds}
 
 
 def _only_memory(one: Ranked) -> bool:
@@ -171,7 +173,7 @@ def _with_another_node(search: Search, best: Ranked) -> dict[str, Any] | None:
     candidate, estimate = found
     return {
         "ranks": world,
-        "name": candidate.name,
+        "name": candidate.label,
         "seconds": estimate.seconds,
         "faster": best.estimate.seconds / estimate.seconds,
     }
