@@ -23,7 +23,7 @@ from typing import Any
 
 from machine import update
 
-from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.flags.flag_set import known_flags
 from mindspeed_core.registry import Registry
 from mindspeed_tune.calibrate import calibrate
 from mindspeed_tune.candidate import Candidate
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             elsewhere=None,
             say=print,
         )
-    flags = Registry.discover().flag_set(DEFAULT_HOST)
+    flags = known_flags(Registry.discover())
     with Journal(None, {}) as journal:
         measuring = Measuring(command, flags, journal, limit=300.0, platform="cpu", say=print)
         measured = measuring.measure(tried, chosen.rounds, memory=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import LIBRARY_HOST, HostDeclaration
 from mindspeed_core.errors import ArgumentError, UserError
-from mindspeed_core.flags.flag_set import DEFAULT, FlagSet, ParsedArguments
+from mindspeed_core.flags.flag_set import DEFAULT, FlagSet, ParsedArguments, known_flags
 from mindspeed_core.flags.presets import contradicted
 from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
 from mindspeed_core.registry import Registry
@@ -130,7 +130,7 @@ def plan_for(
         PlanError: carries every problem.
     """
     registry = registry or Registry.discover()
-    parsed = parse_flags(flags, registry.flag_set(host), configs)
+    parsed = parse_flags(flags, known_flags(registry, host), configs)
     problems = list(parsed.problems)
     completed: tuple[FlagNote, ...] = ()
     try:

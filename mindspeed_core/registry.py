@@ -42,7 +42,6 @@ from mindspeed_core.platforms.platform import Platform
 
 if TYPE_CHECKING:
     from mindspeed_core.flags.entries import ParsedArguments
-    from mindspeed_core.flags.flag_set import FlagSet
     from mindspeed_core.flags.notes import FlagNote
     from mindspeed_core.resolver.plan import Plan
 
@@ -74,7 +73,11 @@ class FeatureRecord:
 
 
 class Registry:
-    """Everything installed; immutable apart from hosts, platforms and extensions, which load on first use."""
+    """Everything installed; immutable apart from hosts, platforms and extensions, which load on first use.
+
+    Attributes:
+        flag_sets: flags of each host that was parsed for, kept by `mindspeed_core.flags.flag_set`.
+    """
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class Registry:
         self._hosts = _by_name(hosts)
         self._host_declarations: dict[str, HostDeclaration] = {}
         self._host_flags: dict[str, tuple[Flag, ...]] = {}
-        self._flag_sets: dict[str, FlagSet] = {}
+        self.flag_sets: dict[str, Any] = {}
         self._broken_flags: dict[str, BrokenPlugin] = {}
         self._shared_flags: dict[str, BrokenPlugin] = {}
         self._packages: dict[str, tuple[str, set[str]]] = {}
@@ -286,20 +289,6 @@ class Registry:
                 reason = f"its flags cannot be loaded: {describe(error)}"
                 raise RegistryError(f"host {name!r}: {reason}") from error
         return self._host_flags[name]
-
-    def flag_set(self, host: str) -> FlagSet:
-        """Return the flags of the core, of a host and of every feature, made at the first call.
-
-        To parse with: nobody adds to it.
-
-        Raises:
-            RegistryError: the host is not installed, or its flags cannot be loaded.
-        """
-        if host not in self._flag_sets:
-            from mindspeed_core.flags.flag_set import flag_set
-
-            self._flag_sets[host] = flag_set(self, host)
-        return self._flag_sets[host]
 
     def why_absent(self, host: str, option: str) -> str:
         """Return why an installed host lacks a flag; empty when it does not say."""

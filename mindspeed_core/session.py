@@ -368,7 +368,7 @@ class Session:
         return caller
 
     def _manager_of(self, stage: str) -> pluggy.PluginManager:
-        """Return the manager that a stage is called through: of all stages, or while validating of its own."""
+        """Return the manager of a stage: the one of all stages, or while validating one of its own."""
         assert self._manager is not None
         if self._by_stage is None:
             return self._manager

@@ -1,7 +1,7 @@
 """Sets of plugins that fit their stages, remembered for each registry, and managers of a single stage.
 
-Whether an implementation fits its stage depends on its class alone. A check of thousands of candidates asks it
-once for every set of features, and registers only what implements the few stages that validation calls.
+Whether an implementation fits its stage depends on its class alone. A check of thousands of candidates asks
+it once for every set of features, and registers only what implements the few stages that validation calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _known: WeakKeyDictionary[Registry, set[Hashable]] = WeakKeyDictionary()
 
 
 def known_fits(registry: Registry) -> set[Hashable]:
-    """Return the sets of plugins of a registry whose every implementation was found to fit; may be added to."""
+    """Return the sets of plugins of a registry that were found to fit; may be added to."""
     return _known.setdefault(registry, set())
 
 
@@ -38,7 +38,8 @@ def stage_manager(stage: str, registry: Registry, plugins: Mapping[str, object])
     specified = _specification(stage, registry)
     if specified is None:
         return manager
-    manager.add_hookspecs(_Holder(stage, specified))
+    specifications: Any = _Holder(stage, specified)
+    manager.add_hookspecs(specifications)
     for name, plugin in plugins.items():
         implementation = getattr(plugin, stage, None)
         if getattr(implementation, PROJECT + "_impl", None) is not None:

@@ -4,8 +4,8 @@ from argparse import Namespace
 
 import pytest
 
-from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.errors import UserError
+from mindspeed_core.flags.flag_set import known_flags
 from mindspeed_core.registry import Registry
 from mindspeed_tune.candidate import (
     CONTEXT,
@@ -97,7 +97,7 @@ def test_a_space_narrows_and_adds_flags(registry):
 
 @pytest.fixture(scope="module")
 def known(registry):
-    return registry.flag_set(DEFAULT_HOST)
+    return known_flags(registry)
 
 
 @pytest.mark.parametrize(

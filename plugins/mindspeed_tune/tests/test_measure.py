@@ -5,8 +5,8 @@ import shlex
 import pytest
 from measured_worlds import faulty_candidates
 
-from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.errors import UserError
+from mindspeed_core.flags.flag_set import known_flags
 from mindspeed_core.registry import Registry
 from mindspeed_tune.candidate import PIPELINE, SEQUENCE, TENSOR, Candidate
 from mindspeed_tune.journal import Journal
@@ -23,7 +23,7 @@ COMMAND = (
 
 @pytest.fixture(scope="module")
 def flags():
-    return Registry.discover().flag_set(DEFAULT_HOST)
+    return known_flags(Registry.discover())
 
 
 def measuring(flags, journal, **options):

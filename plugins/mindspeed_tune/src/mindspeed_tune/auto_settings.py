@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.flags.flag_set import known_flags
 from mindspeed_tune.candidate import (
     CONTEXT,
     EXPERT,
@@ -20,7 +21,6 @@ from mindspeed_tune.candidate import (
     TENSOR,
     changed_arguments,
 )
-from mindspeed_tune.features import AutoSettings
 from mindspeed_tune.search_command import Options, search_layouts
 
 _SHOWN = 3
@@ -35,12 +35,13 @@ _NAMES = {
 }
 
 
-def search_and_end(session: Any, args: Any) -> NoReturn:
+def search_and_end(session: Any, args: Any, own: Sequence[str]) -> NoReturn:
     """Search for the layouts of the running program's training, and end it.
 
     Args:
         session: whose host says what the program is.
         args: the parsed arguments.
+        own: flags of the search, which are no part of the training.
 
     Raises:
         SystemExit: always; status 0 when layouts were found.
@@ -48,8 +49,8 @@ def search_and_end(session: Any, args: Any) -> NoReturn:
     if args.node_rank:
         print(f"node {args.node_rank} waits for nothing: node 0 searches for all of them")
         raise SystemExit(0)
-    flags = session.registry.flag_set(DEFAULT_HOST)
-    arguments = changed_arguments(sys.argv[1:], {flag.name: None for flag in AutoSettings.flags}, flags)
+    flags = known_flags(session.registry)
+    arguments = changed_arguments(sys.argv[1:], dict.fromkeys(own), flags)
     nodes = args.target_nnodes or args.nnodes
     started = _program(session)
     launcher = ["torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(args.nproc_per_node)]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.errors import UserError
+from mindspeed_core.flags.flag_set import known_flags
 from mindspeed_core.registry import Registry
 from mindspeed_tune.candidate import (
     CHUNKS,
@@ -116,7 +116,7 @@ def calibrate(
 
     notes = [check_processors(command.world_size)] if platform in (None, "cpu") else []
     registry = Registry.discover()
-    flags = registry.flag_set(DEFAULT_HOST)
+    flags = known_flags(registry)
     smaller = {} if layers is None else {"--num-layers": layers}
     command = Candidate(smaller).command(command, flags)
     validity = Validity(registry, command, target)

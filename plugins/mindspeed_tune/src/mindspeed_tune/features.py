@@ -136,7 +136,7 @@ class AutoSettings(Feature):
         """Search, print the best layouts and end the program."""
         from mindspeed_tune.auto_settings import search_and_end
 
-        search_and_end(session, args)
+        search_and_end(session, args, [flag.name for flag in self.flags])
 
 
 DECLARATIONS = (

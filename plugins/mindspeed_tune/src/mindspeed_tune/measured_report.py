@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.errors import UserError
+from mindspeed_core.flags.flag_set import known_flags
 from mindspeed_core.registry import Registry
 from mindspeed_tune.candidate import Candidate
 from mindspeed_tune.journal import Journal
@@ -43,7 +43,7 @@ def measured_report(
     candidates = [Candidate(row["settings"]) for row in report["top"][:trials]]
     facts = {"measured command": list(report["command"]), "ranks": command.world_size}
     with Journal(folder, facts) as journal:
-        flags = Registry.discover().flag_set(DEFAULT_HOST)
+        flags = known_flags(Registry.discover())
         measuring = Measuring(command, flags, journal, limit=limit, say=say)
         found = measuring.halve(candidates, memory=memory)
     if all(one.failure for one in found.values()):

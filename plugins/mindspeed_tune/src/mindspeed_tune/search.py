@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.errors import UserError
+from mindspeed_core.flags.flag_set import known_flags
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError as FlagProblems
 from mindspeed_tune.candidate import PIPELINE, TENSOR, Candidate
@@ -100,7 +100,7 @@ class Search:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.flags = self.registry.flag_set(DEFAULT_HOST)
+        self.flags = known_flags(self.registry)
         self.validity = Validity(self.registry, self.command, self.process.platform)
         self.cells = Cells(self.command, self.flags, self.process, self.journal)
         self.per_node = self.command.ranks_per_node or self.hardware.devices or RANKS_PER_NODE

@@ -62,7 +62,7 @@ def search_layouts(words: Sequence[str], options: Options, say: Any) -> dict[str
     Raises:
         UserError: the command, the space or the hardware file is wrong, or no layout works.
     """
-    from mindspeed_core.discovery.host import DEFAULT_HOST
+    from mindspeed_core.flags.flag_set import known_flags
     from mindspeed_core.registry import Registry
     from mindspeed_tune.hardware import read_hardware
     from mindspeed_tune.journal import Journal
@@ -78,7 +78,7 @@ def search_layouts(words: Sequence[str], options: Options, say: Any) -> dict[str
     command = read_command(words)
     refuse_unsearchable(command.arguments)
     registry = Registry.discover()
-    space = read_space(options.space, registry.flag_set(DEFAULT_HOST))
+    space = read_space(options.space, known_flags(registry))
     notes = []
     if options.refine == SHORT_RUNS:
         notes.append(check_processors(command.world_size))

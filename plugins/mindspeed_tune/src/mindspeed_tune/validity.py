@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspeed_core import Checked, Plan, check
-from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.flags.flag_set import known_flags
 from mindspeed_core.registry import Registry
 from mindspeed_tune.candidate import Candidate
 from mindspeed_tune.launch_command import TRAIN, LaunchCommand
@@ -63,7 +63,7 @@ class Validity:
         return found.plan if found.ok else None
 
     def _checked(self, candidate: Candidate, world_size: int | None = None) -> Checked:
-        flags = self.registry.flag_set(DEFAULT_HOST)
+        flags = known_flags(self.registry)
         arguments = [*candidate.arguments(self.command.arguments, flags)]
         if self.command.kind != TRAIN:
             # A script may have flags of its own; its dry run is who refuses them.
