@@ -1,5 +1,6 @@
 """Short runs: what fails is named, and the others go on."""
 
+import json
 import shlex
 
 import pytest
@@ -60,6 +61,15 @@ def test_what_was_measured_is_not_measured_again(flags, tmp_path):
             measuring(flags, journal, train=faulty_candidates).measure(seeds(1), rounds=2)
     # The head, and two rounds.
     assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 3
+
+
+def test_what_a_world_had_measured_when_everything_was_killed_is_taken_over(flags, tmp_path):
+    with Journal(tmp_path, {}) as journal:
+        runs = measuring(flags, journal, train=faulty_candidates)
+        line = {"kind": "end", "name": runs._key(0, seeds(1)[0]), "times": [7.0], "peak": None, "load": 0.5}
+        (tmp_path / "running.jsonl").write_text(json.dumps(line) + "\n" + '{"kind": "beg')
+        found = runs.measure(seeds(1), rounds=1)
+    assert found["--seed 1"].seconds == (7.0,)
 
 
 def test_layouts_train_one_after_the_other_in_one_world_and_write_nothing(flags, tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,11 @@ STEPS, ROUNDS = 3, 3
 """Timed steps of a candidate in a round, and rounds: each of the others has its turn in between."""
 APART = 0.10
 """Rounds that differ by more than this tell nothing of which candidate is faster."""
-_MEASURED = "measured"
+_MEASURED, _RUNNING = "measured", "running.jsonl"
 _NEVER: dict[str, Any] = dict.fromkeys(
     "--load --save --save-interval --tensorboard-dir --run-dir --wandb-project --wandb-exp-name --profile "
     "--exit-interval --exit-duration-in-mins --exit-on-missing-checkpoint --async-save --finetune "
-    "--save-retain-interval --log-straggler --timing-log-level --use-checkpoint-args".split()
+    "--save-retain-interval --log-straggler --timing-log-level".split()
 )
 """Flags that short runs leave out: they write or read files, or end runs."""
 
@@ -122,6 +123,9 @@ class Measuring:
         for number in range(rounds):
             turn = list(candidates) if number % 2 == 0 else list(reversed(candidates))
             queue += [(number, candidate) for candidate in turn]
+        if self.journal.folder is not None:
+            # Of a world that was killed together with this program.
+            self._take(self.journal.folder / _RUNNING)
         left = [one for one in queue if self._known(*one) is None]
         while left:
             left = self._world(left, memory)
@@ -168,9 +172,7 @@ class Measuring:
 
         lines = [(self._key(number, one), self._arguments(one)) for number, one in queue]
         failure = ""
-        with tempfile.TemporaryDirectory(prefix="mindspeed-tune-") as folder:
-            file = Path(folder) / "results.jsonl"
-            file.touch()
+        with self._results_file() as file:
             try:
                 run_world(
                     self.train,
@@ -188,24 +190,42 @@ class Measuring:
                 failure = f"hangs: no result after {self.limit:g} s"
             except WorldError as error:
                 failure = _reason(error, self.limit)
-            found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        ended = 0
-        for line in found:
-            if line["kind"] == END:
-                self.journal.put(_MEASURED, line["name"], {n: line[n] for n in ("times", "peak", "load")})
-                ended += 1
-        if not failure:
+            began, ended = self._take(file)
+        if not failure or ended == len(queue):
             return []
-        began = sum(line["kind"] == BEGIN for line in found)
         if not began:
             raise UserError(f"no world of {self.command.world_size} processes starts here: {failure}")
-        _, culprit = queue[ended] if ended < len(queue) else queue[-1]
+        culprit = queue[ended][1]
         self.journal.put(_MEASURED, f"{culprit.name} | failed", {"failure": failure})
         self.say(f"{culprit.name}: {failure}")
         return [one for one in queue[ended + 1 :] if one[1].name != culprit.name]
 
+    @contextmanager
+    def _results_file(self) -> Iterator[Path]:
+        """Yield an empty file for the results of a world; beside the journal they outlive a kill."""
+        if self.journal.folder is None:
+            with tempfile.TemporaryDirectory(prefix="mindspeed-tune-") as folder:
+                yield Path(folder) / _RUNNING
+            return
+        file = self.journal.folder / _RUNNING
+        file.unlink(missing_ok=True)
+        yield file
+        file.unlink(missing_ok=True)
+
+    def _take(self, file: Path) -> tuple[int, int]:
+        """Take a file's results into the journal; return how many candidates began and ended in it."""
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        # What follows the last line's end was being written when its world died.
+        found = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+        done = [line for line in found if line["kind"] == END]
+        for line in done:
+            self.journal.put(
+                _MEASURED, line["name"], {name: line[name] for name in ("times", "peak", "load")}
+            )
+        return sum(line["kind"] == BEGIN for line in found), len(done)
+
     def _arguments(self, candidate: Candidate) -> tuple[str, ...]:
-        short = {**_NEVER, "--eval-iters": 0, "--log-interval": 1_000_000}
+        short = {**_NEVER, "--eval-iters": 0, "--log-interval": 1_000_000, "--num-workers": 0}
         settings = {flag: value for flag, value in short.items() if flag in self.flags}
         one = candidate.with_settings({**settings, **(self.settings or {})})
         return one.arguments(self.command.arguments, self.flags)
