@@ -64,7 +64,7 @@ def test_a_calibration_is_a_hardware_file_that_says_by_which_runs(start, machine
     found = fit(start, known_runs)
     runs = {run.name: Measured((run.seconds, run.seconds * 1.04), load=1.5) for run in known_runs}
     text = hardware_file(
-        Calibration(start, found, runs, ("the machine was busy",), False), ["mindspeed-train"]
+        Calibration(start, "bfloat16", found, runs, ("the machine was busy",), False), ["mindspeed-train"]
     )
     path = tmp_path / "mine.toml"
     path.write_text(text)
@@ -73,6 +73,8 @@ def test_a_calibration_is_a_hardware_file_that_says_by_which_runs(start, machine
     assert read.latency_within_node == pytest.approx(found.hardware.latency_within_node, rel=1e-3)
     assert "tensor parallel" in read.sources["device.bf16"]
     assert "spread 4%, load 1.5" in read.sources["device.bf16"]
+    assert "device.fp32" in read.unverified
+    assert read.sources["device.fp32"] == "assumed: the runs compute in bfloat16"
     assert "links.between_nodes" in read.unverified
     assert text.splitlines()[1] == "# the machine was busy"
 

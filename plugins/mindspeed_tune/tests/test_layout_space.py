@@ -1,4 +1,4 @@
-"""Which layouts a search tries, and what a space file changes."""
+"""Layouts that a search tries, and what a space file changes."""
 
 from argparse import Namespace
 

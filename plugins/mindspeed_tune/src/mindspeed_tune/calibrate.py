@@ -56,6 +56,7 @@ class Calibration:
 
     Attributes:
         start: the numbers by microbenchmarks alone.
+        dtype: of the runs, ``bfloat16`` or ``float32``: products of another one are not measured.
         fit: the numbers, and how well they explain the runs.
         runs: measured steps by layout.
         notes: what a user should know, one sentence each.
@@ -63,6 +64,7 @@ class Calibration:
     """
 
     start: Hardware
+    dtype: str
     fit: Fit
     runs: Mapping[str, Measured]
     notes: tuple[str, ...]
@@ -146,11 +148,16 @@ def calibrate(
             _known(name, chosen[name].command(command, flags), process, one.best)
             for name, one in trained.items()
         ]
-    return _judged(start, fit(start, known), known, runs, notes)
+    return _judged(start, dtype, fit(start, known), known, runs, notes)
 
 
 def _judged(
-    start: Hardware, found: Fit, known: Sequence[Known], runs: Mapping[str, Measured], notes: list[str]
+    start: Hardware,
+    dtype: str,
+    found: Fit,
+    known: Sequence[Known],
+    runs: Mapping[str, Measured],
+    notes: list[str],
 ) -> Calibration:
     noisy = {name: one for name, one in runs.items() if one.seconds and one.typical > APART}
     trusted = not noisy
@@ -169,7 +176,7 @@ def _judged(
             "explain this "
             "machine, and rankings by time are not to be trusted"
         )
-    return Calibration(start, found, runs, tuple(filter(None, notes)), trusted)
+    return Calibration(start, dtype, found, runs, tuple(filter(None, notes)), trusted)
 
 
 def _known(name: str, command: LaunchCommand, process: WarmProcess, seconds: float) -> Known:
@@ -241,7 +248,9 @@ def hardware_file(found: Calibration, command: Sequence[str]) -> str:
     sources = {key: looped if of in unconstrained else fitted for key, of in keys.items()}
     sources["links.within_node"] = looped if several else "assumed: one rank sends nothing"
     sources["device.memory"] = "what the platform reports"
-    unverified = [key for key, of in keys.items() if of in unconstrained]
+    other = "device.bf16" if found.dtype == "float32" else "device.fp32"
+    sources[other] = f"assumed: the runs compute in {found.dtype}"
+    unverified = [key for key, of in keys.items() if of in unconstrained or key == other]
     unverified += [
         "links.between_nodes",
         "links.latency_between_nodes",

@@ -43,7 +43,7 @@ _RECORDS = "cell"
 
 @dataclass(frozen=True)
 class CellKey:
-    """What the candidates of a cell share.
+    """Settings that the candidates of a cell share.
 
     Attributes:
         settings: those that its dry runs depend on.

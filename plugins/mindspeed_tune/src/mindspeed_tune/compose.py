@@ -50,7 +50,7 @@ _ROUNDS = 2
 
 @dataclass(frozen=True)
 class Target:
-    """What a cell's numbers are asked for.
+    """A pipeline that a cell's numbers are asked for.
 
     Attributes:
         layout: of the launch.

@@ -1,4 +1,4 @@
-"""What other packages contribute to searches."""
+"""Checks of functions that other packages contribute to searches."""
 
 from __future__ import annotations
 

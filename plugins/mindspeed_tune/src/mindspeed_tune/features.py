@@ -1,4 +1,4 @@
-"""What the package declares: extension points of searches, and MindSpeed's flags of automatic tuning."""
+"""Declarations of the package: extension points of searches, and MindSpeed's flags of automatic tuning."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AutoSettings(Feature):
         Flag(
             "--tune-hardware",
             type=str,
-            help="Hardware file of --auto-settings: as mindspeed-tune calibrate writes it, or ascend-910b, …",
+            help="Hardware file of --auto-settings: as mindspeed-tune calibrate writes it, or the name of a shipped one.",
         ),
         Flag("--tune-space", type=str, help="Values that --auto-settings tries, as TOML."),
         Flag(

@@ -15,7 +15,7 @@ _DENSE, _EXPERT = ("tp", "cp", "dp", "pp"), ("tp", "ep", "dp", "pp")
 
 @dataclass(frozen=True)
 class Along:
-    """How a group lies in its layout.
+    """Dimensions of a layout that a group lies along.
 
     Attributes:
         dimensions: in which its ranks differ; empty for ranks within a block that another layout has too.

@@ -36,7 +36,7 @@ from mindspeed_tune.validity import Validity
 from mindspeed_tune.warm_process import PlanError, WarmProcess
 
 BYTES_APART, SECONDS_APART = 0.005, 0.03
-"""How far a composed number may be from the candidate's own plan."""
+"""Distances of a composed number from the candidate's own plan that are expected."""
 _PLAN, _FIRST = "plan", "first"
 
 

@@ -23,7 +23,7 @@ _COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 @dataclass(frozen=True)
 class Options:
-    """What a search is asked for.
+    """Options of a search.
 
     Attributes:
         hardware: a file, or the name of one that comes along.

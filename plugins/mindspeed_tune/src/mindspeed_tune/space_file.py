@@ -33,7 +33,7 @@ parallelism (0: those of a node), and seconds after which a measured run hangs."
 
 @dataclass(frozen=True)
 class Space:
-    """What a user wants tried.
+    """Values and limits that a user wants tried.
 
     Attributes:
         flags: values by flag; only these flags are narrowed or added.

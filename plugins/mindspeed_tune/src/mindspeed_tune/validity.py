@@ -1,4 +1,4 @@
-"""Which candidates a training would accept: what `mindspeed_core.check` says, and nothing else."""
+"""Validity of candidates: what `mindspeed_core.check` says, and nothing else."""
 
 from __future__ import annotations
 
