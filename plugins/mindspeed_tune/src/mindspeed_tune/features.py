@@ -68,7 +68,7 @@ class AutoSettings(Feature):
         Flag(
             "--tune-hardware",
             type=str,
-            help="Hardware file of --auto-settings: as mindspeed-tune calibrate writes it, or the name of a shipped one.",
+            help="Hardware file of --auto-settings: the name of a shipped one, or what calibrate writes.",
         ),
         Flag("--tune-space", type=str, help="Values that --auto-settings tries, as TOML."),
         Flag(
