@@ -79,6 +79,7 @@ class AutoSettings(Feature):
         Flag("--tune-trials", type=int, default=30, help="Layouts that --auto-settings plans by dry runs."),
     )
     modes = ("train",)
+    docs = "mindspeed_tune:docs/auto-settings.md"
     fake_tensors: ClassVar[bool | None] = True
     affects_checkpoint = False
 
