@@ -181,6 +181,10 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 "--use-batch-invariant-ops --use-flash-attn-npu-batch-invariant",
             ),
             "one framework: torch": (LEAVE_OUT, "--ai-framework"),
+            "multimodal models are not here, so nothing searches for their layouts": (
+                "use --auto-settings for a language model",
+                "--auto-parallel-mm --simulated-nnodes --simulated-nproc-per-node",
+            ),
             "switches of the search's own measuring runs, which are not the user's to set": (
                 LEAVE_OUT,
                 "--auto-parallel-profile --profile-memory --profile-operator",
