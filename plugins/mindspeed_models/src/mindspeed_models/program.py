@@ -1,0 +1,33 @@
+"""The program ``mindspeed-models``: weights and data, without a training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+import mindspeed_models
+from mindspeed_core.terminal.errors import TRACEBACK
+from mindspeed_core.terminal.program import ExplainedGroup, run_program
+
+PROGRAM = "mindspeed-models"
+
+
+@click.group(cls=ExplainedGroup, name=PROGRAM, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(mindspeed_models.__version__, prog_name=PROGRAM)
+@click.option(TRACEBACK, is_flag=True, expose_value=False, help="Print tracebacks of errors too.")
+def program() -> None:
+    """Convert weights, prepare data, merge adapters; nothing is trained.
+
+    Exit status: 0 done, 1 not, 2 wrong usage.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit status."""
+    return run_program(program, argv, PROGRAM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
