@@ -21,12 +21,17 @@ def families() -> dict[str, Recipe]:
     """Return every installed family by name: the built-in ones first, then those of other packages."""
     found: dict[str, Recipe] = {}
     for module in BUILT_IN:
-        for recipe in import_module(f"mindspeed_models.recipes.{module}").RECIPES:
-            found[recipe.name] = recipe
+        found.update({recipe.name: recipe for recipe in _module(module)})
     for contributed in installed_extensions(RECIPES).sound().values():
         for recipe in (contributed,) if isinstance(contributed, Recipe) else contributed:
             found.setdefault(recipe.name, recipe)
     return found
+
+
+def family_names() -> list[str]:
+    """Return the names of families for a help text; packages of others are not imported for it."""
+    own = [recipe.name for module in BUILT_IN for recipe in _module(module) if not recipe.refused]
+    return [*own, *(name for name in installed_extensions(RECIPES).names() if name not in own)]
 
 
 def family_of(config: Config, where: str = NAME) -> Recipe:
@@ -87,3 +92,8 @@ def listing() -> Mapping[str, Any]:
         name: recipe.refused and f"refused: {recipe.refused}" or f"{recipe.summary} ({', '.join(recipe.sizes)})"
         for name, recipe in families().items()
     }
+
+
+def _module(name: str) -> tuple[Recipe, ...]:
+    found: tuple[Recipe, ...] = import_module(f"mindspeed_models.recipes.{name}").RECIPES
+    return found

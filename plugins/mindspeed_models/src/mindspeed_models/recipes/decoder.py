@@ -43,7 +43,6 @@ def decoder_arguments(config: Config, *, tied: bool = False) -> dict[str, Any]:
         "swiglu": True,
         "add_bias_linear": False,
         **rotary(keys),
-        "max_position_embeddings": keys.count("max_position_embeddings", default=2048),
         "vocab_size": keys.count("vocab_size"),
         "untie_embeddings_and_output_weights": not keys.get("tie_word_embeddings", default=tied),
     }
@@ -55,6 +54,8 @@ def training_defaults(config: Config) -> dict[str, Any]:
         "attention_dropout": float(config.get("attention_dropout") or 0.0),
         "hidden_dropout": 0.0,
         "init_method_std": float(config.get("initializer_range") or 0.02),
+        # Rotary positions and linear biases have no weights: sequences may be shorter or longer.
+        "max_position_embeddings": Keys(config).count("max_position_embeddings", default=2048),
     }
 
 
@@ -114,7 +115,7 @@ def decoder_config(plan: ModelPlan, model_type: str, architecture: str) -> dict[
         "rms_norm_eps": args["norm_epsilon"],
         "hidden_act": "silu",
         "rope_theta": float(args["rotary_base"]),
-        "max_position_embeddings": args["max_position_embeddings"],
+        "max_position_embeddings": plan.defaults.get("max_position_embeddings", 2048),
         "vocab_size": plan.vocabulary,
         "tie_word_embeddings": plan.tied,
         "initializer_range": plan.defaults.get("init_method_std", 0.02),
