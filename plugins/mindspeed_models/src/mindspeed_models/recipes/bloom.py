@@ -51,12 +51,9 @@ def _config(plan: ModelPlan) -> dict[str, Any]:
     }
 
 
-def _pairs(mc: str, hf: str, also: str = "", mark: str = ".") -> tuple[Row, ...]:
+def _pairs(mc: str, hf: str, mark: str = ".") -> tuple[Row, ...]:
     """Return the rows of weight and bias."""
-    return tuple(
-        Row(f"{mc}{mark}{each}", (f"{hf}.{each}",), BloomQKV(), also=(f"{also}.{each}",) if also else ())
-        for each in ("weight", "bias")
-    )
+    return tuple(Row(f"{mc}{mark}{each}", (f"{hf}.{each}",), BloomQKV()) for each in ("weight", "bias"))
 
 
 _H = "transformer.h.{l}."
@@ -64,10 +61,10 @@ _QKV, _FC1 = LAYER + "self_attention.linear_qkv", LAYER + "mlp.linear_fc1"
 ROWS = (
     Row("embedding.word_embeddings.weight", ("transformer.word_embeddings.weight",)),
     *_pairs("embedding.norm", "transformer.word_embeddings_layernorm"),
-    *_pairs(_QKV, _H + "input_layernorm", LAYER + "input_layernorm", ".layer_norm_"),
+    *_pairs(_QKV, _H + "input_layernorm", ".layer_norm_"),
     *_pairs(_QKV, _H + "self_attention.query_key_value"),
     *_pairs(LAYER + "self_attention.linear_proj", _H + "self_attention.dense"),
-    *_pairs(_FC1, _H + "post_attention_layernorm", LAYER + "pre_mlp_layernorm", ".layer_norm_"),
+    *_pairs(_FC1, _H + "post_attention_layernorm", ".layer_norm_"),
     *_pairs(_FC1, _H + "mlp.dense_h_to_4h"),
     *_pairs(LAYER + "mlp.linear_fc2", _H + "mlp.dense_4h_to_h"),
     *_pairs("decoder.final_layernorm", "transformer.ln_f"),

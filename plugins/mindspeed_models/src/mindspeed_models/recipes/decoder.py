@@ -150,16 +150,12 @@ ENDS = (
 )
 """Embedding, last norm, and output layer where it is not the embedding."""
 
+# megatron-core's layers of either kind save norms under these names, with the linear layer behind them.
 INPUT_NORM = Row(
-    LAYER + "self_attention.linear_qkv.layer_norm_weight",
-    (HF_LAYER + "input_layernorm.weight",),
-    also=(LAYER + "input_layernorm.weight",),
+    LAYER + "self_attention.linear_qkv.layer_norm_weight", (HF_LAYER + "input_layernorm.weight",)
 )
 MLP_NORM = Row(
-    LAYER + "mlp.linear_fc1.layer_norm_weight",
-    (HF_LAYER + "post_attention_layernorm.weight",),
-    when=dense,
-    also=(LAYER + "pre_mlp_layernorm.weight",),
+    LAYER + "mlp.linear_fc1.layer_norm_weight", (HF_LAYER + "post_attention_layernorm.weight",), when=dense
 )
 OUTPUT = Row(LAYER + "self_attention.linear_proj.weight", (HF_LAYER + "self_attn.o_proj.weight",))
 PACKED = Row(LAYER + "self_attention.linear_qkv.weight", (HF_LAYER + "self_attn.W_pack.weight",), WPack())
