@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 _DTYPES = ("float32", "float16", "bfloat16")
 _MIB = 1 << 20
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-_dtype = click.option("--dtype", type=click.Choice(_DTYPES), help="Dtype of the weights; by default as they are.")
+_dtype = click.option(
+    "--dtype", type=click.Choice(_DTYPES), help="Dtype of the weights; by default as they are."
+)
 _resume = click.option("--resume", is_flag=True, help="Go on where an interrupted call stopped.")
 _workers = click.option(
     "--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Threads that read and write."
@@ -82,7 +84,9 @@ def convert_command(
 
 
 @click.command("export", short_help="A checkpoint as Hugging Face weights.")
-@click.option("--load", "source", type=_FOLDER, required=True, help="Checkpoint, or the folder of a training.")
+@click.option(
+    "--load", "source", type=_FOLDER, required=True, help="Checkpoint, or the folder of a training."
+)
 @click.option("--output-model-dir", "target", type=_FOLDER, required=True, help="The new folder.")
 @click.option(
     "--model-config",
@@ -92,7 +96,11 @@ def convert_command(
 )
 @_model
 @_dtype
-@click.option("--max-shard-size", metavar="SIZE", help="Most bytes of a file, for instance 5GB; by default as converted.")
+@click.option(
+    "--max-shard-size",
+    metavar="SIZE",
+    help="Most bytes of a file, for instance 5GB; by default as converted.",
+)
 @click.option("--ckpt-step", "step", type=click.IntRange(0), help="This step instead of the latest.")
 @_workers
 @_resume

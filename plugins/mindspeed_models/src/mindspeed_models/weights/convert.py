@@ -23,7 +23,14 @@ from mindspeed_core.errors import DataError
 from mindspeed_megatron.tracker import TRACKER
 from mindspeed_models.config_file import read_config
 from mindspeed_models.recipe import ModelPlan, Recipe
-from mindspeed_models.weights.distributed_file import Chunk, Placed, chunks_of, metadata, write_object, write_tensor
+from mindspeed_models.weights.distributed_file import (
+    Chunk,
+    Placed,
+    chunks_of,
+    metadata,
+    write_object,
+    write_tensor,
+)
 from mindspeed_models.weights.hf_files import HfFiles
 from mindspeed_models.weights.module_state import state_keys
 from mindspeed_models.weights.reader import TableReader
@@ -84,7 +91,9 @@ def convert(options: Conversion) -> Path:
     if final.exists() or (options.target / TRACKER).exists():
         raise DataError(f"{options.target}: holds a checkpoint already; name another folder, or remove it")
     with HfFiles(options.source, prefix=options.recipe.prefix) as files:
-        reader = TableReader(files, options.recipe, options.plan, options.plan, added_tokens=options.added_tokens)
+        reader = TableReader(
+            files, options.recipe, options.plan, options.plan, added_tokens=options.added_tokens
+        )
         reader.check_repeats()
         identity = {
             "files": identity_of(files.paths),
@@ -98,7 +107,9 @@ def convert(options: Conversion) -> Path:
         work = UnfinishedWork(options.target / _UNFINISHED, identity, resume=options.resume)
         parts = _parts(reader, options)
         with ThreadPoolExecutor(options.workers) as pool:
-            for done in pool.map(lambda item: _write_part(work, item[0], item[1], reader, options), enumerate(parts)):
+            for done in pool.map(
+                lambda item: _write_part(work, item[0], item[1], reader, options), enumerate(parts)
+            ):
                 options.say(done)
         _write_objects(work, options)
         _finish(work, reader, parts, options)
@@ -115,7 +126,9 @@ def _parts(reader: TableReader, options: Conversion) -> list[list[Chunk]]:
         itemsize = (options.dtype or reader.dtype(key)).itemsize
         for name in (key, *reader.also(key)):
             shape = reader.shape(key)
-            for chunk in chunks_of(name, shape, itemsize, options.chunk_bytes, experts=reader.has_experts(key)):
+            for chunk in chunks_of(
+                name, shape, itemsize, options.chunk_bytes, experts=reader.has_experts(key)
+            ):
                 parts[-1].append(chunk)
                 size += chunk.elements * itemsize
                 if size >= _PART_BYTES:
@@ -189,8 +202,12 @@ def _finish(
         ".metadata": metadata(placed, shapes, dtypes),
         "common.pt": _common(arguments, also),
         "metadata.json": json.dumps(
-            {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch",
-             "common_backend_version": 1}
+            {
+                "sharded_backend": "torch_dist",
+                "sharded_backend_version": 1,
+                "common_backend": "torch",
+                "common_backend_version": 1,
+            }
         ).encode(),
     }
     contents.update(_beside(options, describe_names(reader.files)))
@@ -209,7 +226,9 @@ def _finish(
 
 def _arguments(plan: ModelPlan, rows: int) -> dict[str, Any]:
     """Return what Megatron-LM's loader and ``--use-checkpoint-args`` read of ``args``."""
-    known = {name: value for name, value in plan.arguments.items() if isinstance(value, (bool, int, float, str))}
+    known = {
+        name: value for name, value in plan.arguments.items() if isinstance(value, (bool, int, float, str))
+    }
     return {
         **known,
         "max_position_embeddings": plan.defaults.get("max_position_embeddings"),
@@ -263,4 +282,3 @@ def _point_to(target: Path, final: Path) -> None:
     publish.write_synced(beside, RELEASE)
     os.replace(beside, target / TRACKER)
     publish.sync_directory(target)
-

@@ -144,4 +144,3 @@ def chunks_of(
             ones = () if expert is None else (1,)
             found.append(Chunk(key, (*lead, start, *rest), (*ones, rows, *shape[axis + 1 :])))
     return found
-

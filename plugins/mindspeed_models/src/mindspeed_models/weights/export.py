@@ -93,7 +93,10 @@ def export(options: Export) -> Path:
             "source": identity_of([path for path in files.path.iterdir() if path.is_file()]),
             "config": options.config,
             "family": options.recipe.name,
-            "shards": {name: {each: [str(o.dtype), o.shape] for each, o in inside.items()} for name, inside in shards.items()},
+            "shards": {
+                name: {each: [str(o.dtype), o.shape] for each, o in inside.items()}
+                for name, inside in shards.items()
+            },
         }
         folder = options.target.with_name(f".{options.target.name}.exporting")
         work = UnfinishedWork(folder, identity, resume=options.resume)
@@ -148,7 +151,7 @@ def _outputs(files: McoreFiles, options: Export) -> dict[str, _Output]:
             dtype = wanted
         for index, (name, each) in enumerate(zip(entry.sources, entry.source_shapes(shape, plan))):
             found[name] = _Output(entry, index, stored, tuple(each), dtype)
-        found.update({name: found[entry.sources[0]] for name in entry.repeats})
+        found.update(dict.fromkeys(entry.repeats, found[entry.sources[0]]))
     extra = files.keys() - used
     if missing or extra:
         parts = [f"{len(missing)} tensors are missing: {shown(missing)}"] if missing else []
@@ -172,7 +175,11 @@ def _shards(
 ) -> dict[str, dict[str, _Output]]:
     """Return the files with their tensors: those that were converted, or cut by size."""
     if known is not None and shard_bytes is None:
-        spelled = {name: name if name in outputs else known.prefix + name for each in known.files.values() for name in each}
+        spelled = {
+            name: name if name in outputs else known.prefix + name
+            for each in known.files.values()
+            for name in each
+        }
         given = set(spelled.values())
         needed = {name for name in outputs if name != _HEAD or not _is_tied(outputs)}
         if needed <= given and given <= outputs.keys():

@@ -75,7 +75,13 @@ def load_folder(run: Run, folder: str, flag: str) -> LoadInfo:
     for key, filled in names.items():
         loaded.add(key, filled)
     if reader.left:
-        logger.warning("mindspeed: %s: %s: %d tensors are not read: %s", what, OVERRIDE, len(reader.left), shown(reader.left))
+        logger.warning(
+            "mindspeed: %s: %s: %d tensors are not read: %s",
+            what,
+            OVERRIDE,
+            len(reader.left),
+            shown(reader.left),
+        )
     rows = getattr(run.args, "padded_vocab_size", None)
     for note in settle_vocabulary(
         session, run.model, saved=reader.shape(EMBEDDING)[0], rows=rows, ids=None, where=what
@@ -133,9 +139,7 @@ def fill_chunk(
     Raises:
         DataError: the chunk has a weight that no row of the table describes, or of another shape.
     """
-    lacking = [
-        each.key for entry in state.values() for each in _sharded(entry) if each.key not in reader
-    ]
+    lacking = [each.key for entry in state.values() for each in _sharded(entry) if each.key not in reader]
     if lacking:
         raise DataError(
             f"{reader.files.folder}: the model has weights that files of the family {reader.plan.family} do not "

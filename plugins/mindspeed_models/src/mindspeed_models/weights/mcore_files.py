@@ -131,7 +131,9 @@ class McoreFiles:
         if isinstance(found, torch.Tensor):
             return found if not found.dim() else found[start:stop]
         if tuple(found.shape) != tuple(chunk.sizes):
-            raise CheckpointError(f"{self.path / place[0]}: tensor {key!r} has another shape than its index says")
+            raise CheckpointError(
+                f"{self.path / place[0]}: tensor {key!r} has another shape than its index says"
+            )
         if not found.shape:
             result = torch.empty((), dtype=found.dtype)
             self._read_into(part, found.begin, result)
