@@ -15,12 +15,16 @@ BASE = (
 )
 
 
-def logits_of(cases: list[tuple[str, list[str]]]) -> list[Any]:
-    """Load each folder with its flags; return logits where the last stage is, else None, or a message."""
+def logits_of(cases: list[tuple[str, list[str]]], load: bool = True) -> list[Any]:
+    """Load each folder with its flags; return logits where the last stage is, else None, or a message.
+
+    Without ``load`` the flags say what is loaded, and the folder only has the reference.
+    """
     found = []
     for folder, flags in cases:
         reference = torch.load(Path(folder) / "reference.pt")
-        found.append(_logits([*BASE, "--load", folder, *flags], reference["ids"]))
+        given = ["--load", folder] if load else []
+        found.append(_logits([*BASE, *given, *flags], reference["ids"]))
     return found
 
 

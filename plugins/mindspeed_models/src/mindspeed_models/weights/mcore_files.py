@@ -117,7 +117,8 @@ class McoreFiles:
             result.copy_(self._rows(key, chunk, 0, 1))
             return
         rows = self._rows(key, chunk, inside[0].start, inside[0].stop)
-        result[target] = rows[(slice(None), *inside[1:])]
+        wanted = (slice(None), *inside[1:])
+        result[target] = rows[wanted]
 
     def _rows(self, key: str, chunk: Chunk, start: int, stop: int) -> torch.Tensor:
         """Read rows of one chunk."""
