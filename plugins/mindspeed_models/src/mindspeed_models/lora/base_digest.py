@@ -51,10 +51,19 @@ def base_digest(run: Run) -> str:
     return f"{int(total) & (2**64 - 1):016x}"
 
 
-def digest_of_whole(key: str, tensor: torch.Tensor) -> int:
-    """Return the share of one whole tensor, as `base_digest` adds it up; for files."""
-    entry = ShardedTensor.from_rank_offsets(key, tensor)
-    return int(_digest_of(entry))
+def digest_of_whole(key: str, tensor: torch.Tensor, expert: int | None = None, experts: int = 0) -> int:
+    """Return the share of one whole tensor, as `base_digest` adds it up; for files.
+
+    Args:
+        key: of the tensor in checkpoints.
+        tensor: its values.
+        expert: which of the experts it belongs to, that are one tensor in checkpoints; None for no expert.
+        experts: how many there are.
+    """
+    if expert is None:
+        return int(_digest_of(ShardedTensor.from_rank_offsets(key, tensor)))
+    place = (0, expert, experts)
+    return int(_digest_of(ShardedTensor.from_rank_offsets(key, tensor, place, prepend_axis_num=1)))
 
 
 def _tensors(described: Mapping[str, Any]) -> Iterable[ShardedTensor]:
