@@ -50,7 +50,7 @@ class Lora(Feature):
         ),
         Flag(LOAD, type=str, per_rank=True, help="Adapters to go on with: a --save folder, or a peft directory."),
         Flag(RANK, type=int, default=16, help="Rank of the updates."),
-        Flag(ALPHA, type=int, default=32, help="The updates count alpha / r times."),
+        Flag(ALPHA, type=float, default=32.0, help="The updates count alpha / r times."),
         Flag(DROPOUT, type=float, default=0.0, help="Dropout of the adapters' inputs."),
         Flag(SAVED, type=str, nargs="+", help="Modules that are trained and saved whole beside the adapters."),
         Flag(
@@ -81,6 +81,11 @@ class Lora(Feature):
     verify = LORA_PROOFS
 
     @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether linears are named, or adapters."""
+        return bool(getattr(args, "lora_target_modules", None) or getattr(args, "lora_load", None))
+
+    @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
         """Leave the biases of routers, which are part of the base, as they are."""
         moves = cls.enabled(args) and getattr(args, "moe_router_enable_expert_bias", False)
@@ -89,6 +94,8 @@ class Lora(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse names, sizes and linears that adapters cannot have."""
+        if not args.lora_target_modules:
+            return (f"{LOAD} {args.lora_load}: name the linears of its adapters with {TARGETS}",)
         found = []
         roles: tuple[str, ...] = ()
         try:
@@ -176,9 +183,11 @@ class Lora(Feature):
     def load_checkpoint(self, session: Session, run: Run, source: str | None) -> Generator[None, Any, Any]:
         """Load the base before the adapters."""
         if source is None:
-            from mindspeed_models.lora.checkpoints import load_base
+            from mindspeed_models.lora.checkpoints import check_finetuned, fill_from_peft, load_base
 
             load_base(run)
+            check_finetuned(run)
+            fill_from_peft(run)
         return (yield)
 
     @hookimpl(wrapper=True, tryfirst=True)
@@ -223,7 +232,9 @@ class FirstStep:
 
 
 def _options(session: Session, args: Any) -> LoraOptions:
-    return LoraOptions.of(args)
+    from mindspeed_models.lora.checkpoints import options_of
+
+    return options_of(session, args)
 
 
 def _seed(args: Any) -> int:

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError, CheckpointError, UserError
 from mindspeed_megatron.model_state import count_as_loaded
 from mindspeed_models.lora.base_digest import base_digest
-from mindspeed_models.lora.options import LOAD, NAME, LoraOptions
+from mindspeed_models.lora.options import LOAD, NAME, TARGETS, LoraOptions
 from mindspeed_models.lora.peft_files import is_peft
+from mindspeed_models.lora.targets import OUTPUT
 from mindspeed_models.lora.trained import is_adapter, trained_names
 from mindspeed_train.interface import publish, read_common
 
@@ -39,11 +40,15 @@ class Places:
         base: folder of the base; None where it is what the model is initialized with.
         peft: folder of a peft directory with the first adapters.
         digest: of the base, once it is known.
+        ranks: of adapters whose rank is not ``--lora-r``, by role.
+        given: the adapters of the peft directory, by key.
     """
 
     base: str | None = None
     peft: str | None = None
     digest: str = ""
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,10 @@ def separate(session: Session, args: Namespace) -> Namespace:
         )
     places.base, places.peft = base, peft
     values: dict[str, Any] = {**vars(args), "load": None if peft else adapters}
+    if peft:
+        values |= _from_peft(session, args, Path(peft), places)
+    elif adapters and (record := read_record(adapters)) is not None:
+        places.ranks = record.ranks
     if hasattr(args, "pretrained_checkpoint"):
         values["pretrained_checkpoint"] = None
     return Namespace(**values)
@@ -139,6 +148,17 @@ def state_of(run: Run, options: LoraOptions) -> dict[str, Any]:
     if not places.digest:
         places.digest = base_digest(run)
     return {"base": places.digest, "base_folder": places.base or "", "ranks": dict(options.ranks)}
+
+
+def check_finetuned(run: Run) -> None:
+    """Refuse adapters of another base where only their weights are taken, and no state of features.
+
+    Raises:
+        CheckpointError: names both digests and the way out.
+    """
+    args = run.args
+    if getattr(args, "finetune", False) and args.load and (record := read_record(args.load)) is not None:
+        check_base(run, vars(record))
 
 
 def check_base(run: Run, state: Any) -> None:
@@ -205,3 +225,70 @@ def refuse_in_library(session: Session, args: Namespace) -> None:
             f"{LOAD} {args.lora_load}: checkpoints of a library session are the caller's; pass the adapters, which "
             "are weights of the model (lora_A, lora_B), to dist_checkpointing yourself"
         )
+
+
+def options_of(session: Session, args: Namespace) -> LoraOptions:
+    """Return the options of a session's adapters, with the ranks of those that are loaded."""
+    return replace(LoraOptions.of(args), ranks=session.state(Places).ranks)
+
+
+def fill_from_peft(run: Run) -> None:
+    """Give the adapters the values of a peft directory, where one is named."""
+    places = run.session.state(Places)
+    if not places.peft:
+        return
+    from mindspeed_models.lora.live import fill_adapters
+
+    fill_adapters(run, places.given, f"{LOAD} {places.peft}")
+    trained = [trained_names(chunk) for chunk in run.model]
+    names = frozenset().union(*trained)
+    count_as_loaded(run, lambda name: name in names)
+
+
+def _from_peft(session: Session, args: Namespace, folder: Path, places: Places) -> dict[str, Any]:
+    """Read a peft directory; return the arguments that it decides.
+
+    Raises:
+        ArgumentError: flags that are given say something else.
+        UserError: nothing says of which model it is.
+    """
+    from mindspeed_models.features.model_recipes import described
+    from mindspeed_models.lora.adapter_files import read_peft, state_for
+
+    found = described(args)
+    if found is None:
+        raise UserError(
+            f"{LOAD} {folder}: is a peft directory, whose names are Hugging Face's; say with --model-config which model "
+            "it belongs to"
+        )
+    recipe, plan = found
+    adapters, config = read_peft(folder, recipe.entries(plan), plan)
+    decided = {"lora_r": adapters.rank, "lora_alpha": adapters.alpha}
+    for name, value in decided.items():
+        given = getattr(args, name)
+        flag = f"--{name.replace('_', '-')}"
+        if session.provenance.get(name) and given != value:
+            raise ArgumentError(
+                flag, given, f"the peft directory {folder} has {value:g} (r {config.rank})", f"give {flag} {value:g}"
+            )
+    there = {key.rpartition(".")[2].removeprefix("linear_") for key in adapters.pairs}
+    wanted = set(LoraOptions.of(args).roles)
+    if there != wanted:
+        raise ArgumentError(
+            TARGETS,
+            " ".join(args.lora_target_modules),
+            f"the peft directory {folder} has adapters of {' '.join(sorted(there))}",
+            f"name these: {' '.join(_named(role) for role in sorted(there))}",
+        )
+    ranks: dict[str, int] = {}
+    for key, pair in adapters.pairs.items():
+        role, rank = key.rpartition(".")[2].removeprefix("linear_"), pair.a.shape[0]
+        if ranks.setdefault(role, rank) != rank:
+            raise UserError(f"{LOAD} {folder}: adapters of {role} have several ranks; merge them instead")
+    places.ranks = {role: rank for role, rank in ranks.items() if rank != adapters.rank}
+    places.given = {**state_for(adapters.pairs), **adapters.whole}
+    return decided
+
+
+def _named(role: str) -> str:
+    return role if role == OUTPUT else f"linear_{role}"
