@@ -13,7 +13,10 @@ from mindspeed_models.config_file import NAME
 from mindspeed_models.extension_points import RECIPES
 from mindspeed_models.recipe import Config, Recipe, RecipeError
 
-BUILT_IN = ("llama", "qwen")
+BUILT_IN = (
+    *("llama", "llama3", "qwen2", "qwen3", "qwen_moe", "mistral", "deepseek", "gemma"),
+    *("aquila", "baichuan", "bloom"),
+)
 """Modules of `mindspeed_models.recipes`."""
 
 

@@ -13,7 +13,7 @@ from mindspeed_models.recipe import Config, ModelPlan, RecipeError
 from mindspeed_models.weights.table import QKV, Cat, Row, When, WPack
 
 LAYER, HF_LAYER = "decoder.layers.{l}.", "model.layers.{l}."
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def decoder_arguments(config: Config, *, tied: bool = False) -> dict[str, Any]:
@@ -75,11 +75,11 @@ def rotary(keys: Keys) -> dict[str, Any]:
     if kind == "linear":
         found["rotary_seq_len_interpolation_factor"] = whole(rope["factor"], "rope_scaling.factor")
     elif kind == "llama3":
-        wrong = [name for name, value in _LLAMA3.items() if rope.get(name) != value]
+        wrong = [name for name, value in LLAMA3_SCALING.items() if rope.get(name) != value]
         if wrong:
             raise RecipeError(
                 f"{NAME}: rope scaling has {wrong[0]} {rope.get(wrong[0])!r}; megatron-core scales with "
-                f"{_LLAMA3[wrong[0]]:g} only"
+                f"{LLAMA3_SCALING[wrong[0]]:g} only"
             )
         found |= {"use_rope_scaling": True, "rope_scaling_factor": float(rope["factor"])}
     elif kind != "default":
@@ -121,7 +121,7 @@ def decoder_config(plan: ModelPlan, model_type: str, architecture: str) -> dict[
         "initializer_range": plan.defaults.get("init_method_std", 0.02),
     }
     if args.get("use_rope_scaling"):
-        found["rope_scaling"] = {"rope_type": "llama3", "factor": args["rope_scaling_factor"], **_LLAMA3}
+        found["rope_scaling"] = {"rope_type": "llama3", "factor": args["rope_scaling_factor"], **LLAMA3_SCALING}
     elif args.get("rotary_seq_len_interpolation_factor"):
         factor = float(args["rotary_seq_len_interpolation_factor"])
         found["rope_scaling"] = {"rope_type": "linear", "factor": factor}
@@ -150,16 +150,12 @@ ENDS = (
 )
 """Embedding, last norm, and output layer where it is not the embedding."""
 
+# megatron-core's layers of either kind save norms under these names, with the linear layer behind them.
 INPUT_NORM = Row(
-    LAYER + "self_attention.linear_qkv.layer_norm_weight",
-    (HF_LAYER + "input_layernorm.weight",),
-    also=(LAYER + "input_layernorm.weight",),
+    LAYER + "self_attention.linear_qkv.layer_norm_weight", (HF_LAYER + "input_layernorm.weight",)
 )
 MLP_NORM = Row(
-    LAYER + "mlp.linear_fc1.layer_norm_weight",
-    (HF_LAYER + "post_attention_layernorm.weight",),
-    when=dense,
-    also=(LAYER + "pre_mlp_layernorm.weight",),
+    LAYER + "mlp.linear_fc1.layer_norm_weight", (HF_LAYER + "post_attention_layernorm.weight",), when=dense
 )
 OUTPUT = Row(LAYER + "self_attention.linear_proj.weight", (HF_LAYER + "self_attn.o_proj.weight",))
 PACKED = Row(LAYER + "self_attention.linear_qkv.weight", (HF_LAYER + "self_attn.W_pack.weight",), WPack())
@@ -188,8 +184,22 @@ DECODER: tuple[Row, ...] = (*ENDS, INPUT_NORM, MLP_NORM, joined("weight"), OUTPU
 """The rows of LLaMA."""
 
 
-def self_attention_norms(mc: str) -> tuple[Row, ...]:
-    """Return the rows of norms of query and key per head, of the layer with this prefix."""
-    return tuple(
-        Row(f"{mc}self_attention.{x}_layernorm.weight", (f"{HF_LAYER}self_attn.{x}_norm.weight",)) for x in "qk"
-    )
+QK_NORMS = tuple(
+    Row(f"{LAYER}self_attention.{x}_layernorm.weight", (f"{HF_LAYER}self_attn.{x}_norm.weight",)) for x in "qk"
+)
+"""Norms of query and key per head."""
+
+
+def decoder_size(
+    layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int, **more: Any
+) -> Config:
+    """Return the ``config.json`` of one size."""
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "vocab_size": vocab,
+        **more,
+    }

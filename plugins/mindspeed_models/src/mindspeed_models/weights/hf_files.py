@@ -138,10 +138,11 @@ class HfFiles:
                 whole = name.startswith("lm_head.")
                 yield name if whole or not self.prefix else self.prefix + name
 
-    def file_of(self, name: str) -> str:
-        """Return the file that holds a tensor."""
-        home = self._homes[self._spelled(name)]
-        return next(key for key, file in self._files.items() if file is home)
+    def listing(self) -> dict[str, list[str]]:
+        """Return the names of tensors by file, as the files spell them and in their order."""
+        return {
+            name: [each for each in file.stored if not self._is_scale(each)] for name, file in self._files.items()
+        }
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""

@@ -71,6 +71,10 @@ class TableReader:
         """Return further keys of a tensor."""
         return self._entries[key][0].also
 
+    def has_experts(self, key: str) -> bool:
+        """Return whether a tensor's first dimension counts experts."""
+        return self._entries[key][0].expert is not None
+
     def shape(self, key: str) -> tuple[int, ...]:
         """Return the global shape of a tensor; experts come first where it has them."""
         entries = self._entries[self._also.get(key, key)]
