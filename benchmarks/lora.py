@@ -44,7 +44,11 @@ def main() -> None:
         count = elements(given.hidden_size, given.num_layers, rank)
         row: dict[str, object] = {"rank": rank, "trained elements": count}
         for name in _MEASURES:
-            row[name] = {"whole": whole[name], "adapters": adapted[name], "ratio": adapted[name] / whole[name]}
+            row[name] = {
+                "whole": whole[name],
+                "adapters": adapted[name],
+                "ratio": adapted[name] / whole[name],
+            }
         row["gradient bytes per trained element"] = adapted["gradient_bytes"] / count
         row["optimizer bytes per trained element"] = adapted["optimizer_bytes"] / count
         print(json.dumps(row))

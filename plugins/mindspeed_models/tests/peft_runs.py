@@ -21,7 +21,16 @@ BATCH = (
     *("--train-iters", "4", "--attention-dropout", "0", "--hidden-dropout", "0", "--use-cpu-initialization"),
     *("--make-vocab-size-divisible-by", "1"),
 )
-TARGETS = ("--lora-target-modules", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+TARGETS = (
+    "--lora-target-modules",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+)
 
 
 @contextmanager
@@ -47,7 +56,9 @@ def logits(run: Any, ids: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def from_peft(base: str, adapters: dict[str, str], ids: torch.Tensor, *layout: str) -> dict[str, torch.Tensor]:
+def from_peft(
+    base: str, adapters: dict[str, str], ids: torch.Tensor, *layout: str
+) -> dict[str, torch.Tensor]:
     """Logits with the adapters of each directory."""
     found = {}
     for name, folder in adapters.items():

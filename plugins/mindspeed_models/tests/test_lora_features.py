@@ -96,7 +96,9 @@ def test_what_does_not_go_is_refused_with_the_way_out(flags, named):
 
 
 def plan(*flags):
-    return prepare(training_flags(flags, 1, INSTALLED), platform="cpu", registry=INSTALLED, host="standalone").plan
+    return prepare(
+        training_flags(flags, 1, INSTALLED), platform="cpu", registry=INSTALLED, host="standalone"
+    ).plan
 
 
 def test_a_name_of_a_part_is_noted():
@@ -123,7 +125,11 @@ def test_latent_attention_has_linears_of_its_own():
 
 
 def test_modules_to_save_have_many_names():
-    assert modules_of(("embed_tokens", "lm_head", "norm")) == ("word_embeddings", "output_layer", "final_layernorm")
+    assert modules_of(("embed_tokens", "lm_head", "norm")) == (
+        "word_embeddings",
+        "output_layer",
+        "final_layernorm",
+    )
 
 
 @pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(FEATURES, always=ALWAYS))

@@ -130,7 +130,15 @@ def test_another_base_is_refused_when_merging(base, for_peft, tmp_path, capsys):
     tensors = load_file(other / "model.safetensors")
     tensors["model.norm.weight"] *= 2
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
-    command = ("merge-lora", "--load", other, "--lora-load", for_peft[0] / "adapter", "--save", tmp_path / "out")
+    command = (
+        "merge-lora",
+        "--load",
+        other,
+        "--lora-load",
+        for_peft[0] / "adapter",
+        "--save",
+        tmp_path / "out",
+    )
     status, text = said(capsys, *command)
     assert status == 1
     assert "were trained beside weights" in text
@@ -172,7 +180,9 @@ def test_a_truncated_adapter_is_named(base, trained_by_peft, tmp_path, capsys):
     shutil.copytree(trained_by_peft["plain"][0], folder)
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    status, text = said(capsys, "merge-lora", "--load", base, "--lora-load", folder, "--save", tmp_path / "out")
+    status, text = said(
+        capsys, "merge-lora", "--load", base, "--lora-load", folder, "--save", tmp_path / "out"
+    )
     assert status == 1
     assert "adapter_model.safetensors: cannot be read" in text
 
@@ -181,4 +191,7 @@ def test_adapters_merge_into_a_checkpoint(base, tmp_path):
     model = ("--model-config", str(base))
     (found,) = run_world(runs.merged_checkpoint, 1, Path(tmp_path), *model)
     assert found["said"] == 0
-    assert float((found["merged"] - found["beside"]).abs().max()) < 1e-5 * float(found["beside"].abs().max()) + 1e-5
+    assert (
+        float((found["merged"] - found["beside"]).abs().max())
+        < 1e-5 * float(found["beside"].abs().max()) + 1e-5
+    )

@@ -15,9 +15,11 @@ def alone(folder):
     """What one process trains, saves and loads."""
     found = {}
     with runs.course(*runs.BASE, "--save", f"{folder}/base") as base:
-        found["base losses"] = base.train(1)
+        base.train(1)
         base.save()
     loads = ("--load", f"{folder}/base")
+    with runs.course(*runs.BASE, *loads, "--finetune") as base:
+        found["base losses"] = base.train(1)
     with runs.course(*runs.LORA, *loads, "--save", f"{folder}/adapter") as run:
         before = run.parameters()
         found["losses"] = run.train(2)
@@ -36,7 +38,9 @@ def alone(folder):
         found["resumed"] = run.train(2)
         found["resumed differs"] = runs.distance(after, run.parameters(), adapters=True)
         found["said"] = run.said
-    with runs.course(*runs.LORA, "--pretrained-checkpoint", f"{folder}/base", "--load", f"{folder}/adapter") as run:
+    with runs.course(
+        *runs.LORA, "--pretrained-checkpoint", f"{folder}/base", "--load", f"{folder}/adapter"
+    ) as run:
         found["resumed otherwise"] = run.train(2)
     with runs.course(*runs.BASE, "--seed", "7", "--save", f"{folder}/other") as other:
         other.save()
@@ -68,9 +72,10 @@ def alone(folder):
         found["whole resumed"] = run.train(2)
     half = ("--bf16", "--lora-dtype", "fp32", *SHARDED)
     with runs.course(*runs.LORA, *half) as run:
-        found["fp32"] = run.train(2), {
-            str(p.dtype) for chunk in run.run.model for p in chunk.parameters() if p.requires_grad
-        }
+        found["fp32"] = (
+            run.train(2),
+            {str(p.dtype) for chunk in run.run.model for p in chunk.parameters() if p.requires_grad},
+        )
     return found
 
 
@@ -92,10 +97,9 @@ def found(tmp_path_factory):
     return run_world(alone, 1, str(tmp_path_factory.mktemp("runs")), timeout=300)[0]
 
 
-def test_the_first_step_is_the_bases_and_then_the_loss_falls(found):
-    losses = [loss for loss, _ in found["losses"]]
-    assert losses[-1] < losses[0]
-    assert len(set(losses)) == len(losses)
+def test_the_first_step_has_the_loss_of_the_base(found):
+    assert found["losses"][0][0] == found["base losses"][0][0]
+    assert len(set(found["losses"])) == 4
 
 
 def test_the_base_keeps_every_bit(found):
@@ -104,8 +108,8 @@ def test_the_base_keeps_every_bit(found):
 
 
 def test_gradient_buffers_and_optimizer_hold_what_is_trained_alone(found):
-    # 4 layers of width 64, rank 4: A and B of qkv (64, 192), proj (64, 64), fc1 (64, 2 · 256), fc2 (256, 64).
-    expected = 4 * 4 * (64 + 192 + 64 + 64 + 64 + 512 + 256 + 64)
+    # 4 layers of width 64, rank 4: A and B of qkv (64, 192), proj (64, 64), fc1 (64, 2 · 128), fc2 (128, 64).
+    expected = 4 * 4 * (64 + 192 + 64 + 64 + 64 + 256 + 128 + 64)
     assert found["trained"] == (expected, expected, expected)
 
 
@@ -142,7 +146,7 @@ def test_adapters_that_do_not_fit_are_refused(found, case, texts):
 
 
 def test_layers_that_are_recomputed_learn_alike(found):
-    assert found["recomputed"] == pytest.approx(found["losses"][:2], rel=1e-6)
+    assert found["recomputed"] == [pytest.approx(pair, rel=1e-6) for pair in found["losses"][:2]]
 
 
 def test_a_gradient_that_never_arrives_stops_the_first_step(found):
@@ -168,7 +172,12 @@ def layouts(folder):
         initial = run.parameters()
     found = {}
     zero_bubble = (*runs.PP2, "--pipeline-schedule", "zb-h1")
-    for name, layout in {"dp2": (), "tp2": runs.TP2, "zb-h1": zero_bubble, "coc": (*runs.TP2, "--use-ascend-coc")}.items():
+    for name, layout in {
+        "dp2": (),
+        "tp2": runs.TP2,
+        "zb-h1": zero_bubble,
+        "coc": (*runs.TP2, "--use-ascend-coc"),
+    }.items():
         with runs.course(*runs.LORA, *layout, initial=initial) as run:
             found[name] = run.train(3)
             found[name, "drifted"] = run.parameters().drifted()

@@ -1,4 +1,4 @@
-"""The two ends of a model: logits of normalized rows, the norm of the embedding, z-loss; biases of attention."""
+"""Ends of a model: logits of normalized rows, the norm of the embedding, z-loss; biases of attention."""
 
 import lora_runs as runs
 import pytest
@@ -35,9 +35,10 @@ def ends():
         weight = run.run.model[0].module.output_layer.weight
         expected = hidden @ F.normalize(weight, dim=-1).t()
         found["head"] = float((made.transpose(0, 1) - expected).abs().max())
+        before = weight.detach().clone()
         run.train(1)
         # No part of a row's gradient is along the row.
-        along = (weight.main_grad * weight).sum(-1).abs().max() / weight.main_grad.norm()
+        along = (weight.main_grad * before).sum(-1).abs().max() / weight.main_grad.norm()
         found["head gradient"] = float(along)
         key = "output_layer.weight"
         found["head saved"] = bool(run.parameters().tensors[key].equal(weight.detach()))
@@ -61,8 +62,12 @@ def ends():
         found["z-loss"] = dict(with_z.losses), with_z.grad_norm
     with runs.course(*runs.BASE, *ENDS["bias"]) as run:
         run.train(1)
-        found["biases"] = {key.rpartition("layers.")[2][2:] for key in run.parameters().tensors if "bias" in key}
-        moved = [bool(p.detach().ne(0).any()) for n, p in run.run.model[0].named_parameters() if n.endswith("bias")]
+        found["biases"] = {
+            key.rpartition("layers.")[2][2:] for key in run.parameters().tensors if "bias" in key
+        }
+        moved = [
+            bool(p.detach().ne(0).any()) for n, p in run.run.model[0].named_parameters() if n.endswith("bias")
+        ]
         found["biases moved"] = all(moved)
     return found
 

@@ -11,10 +11,24 @@ from mindspeed_train import loop as _standalone  # noqa: F401 - preloads what wo
 
 MODEL = (
     *("--platform", "cpu", "--use-cpu-initialization", "--disable-bias-linear", "--swiglu"),
-    *("--normalization", "RMSNorm", "--position-embedding-type", "rope", "--untie-embeddings-and-output-weights"),
+    *(
+        "--normalization",
+        "RMSNorm",
+        "--position-embedding-type",
+        "rope",
+        "--untie-embeddings-and-output-weights",
+    ),
 )
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
-LORA = ("--lora-target-modules", "query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h", "--lora-r", "4")
+LORA = (
+    "--lora-target-modules",
+    "query_key_value",
+    "dense",
+    "dense_h_to_4h",
+    "dense_4h_to_h",
+    "--lora-r",
+    "4",
+)
 KINDS = {
     "lora": LORA,
     "head": ("--lm-norm-weight",),

@@ -14,6 +14,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.feature import DeclarationError
 from mindspeed_models.weights.table import Entry, Row, expand
 
+
 @dataclass(frozen=True)
 class ModelPlan:
     """One model in Megatron's terms.

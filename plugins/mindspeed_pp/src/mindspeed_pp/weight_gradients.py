@@ -275,6 +275,10 @@ def with_later_gradients(base: type) -> type:
             weight: Any = self.weight
             if weight is not None:
                 weight.skip_backward_post_hook = True
+            self.put_off_weight_gradients(self.weight_gradients.leave)
+
+        def put_off_weight_gradients(self, leave: Callable[..., None]) -> None:
+            """Say who takes computations of gradients, to what derives from this linear and has more weights."""
 
         def _forward_impl(self, input: Tensor, weight: Tensor, *args: Any, **named: Any) -> Tensor:
             return self.product(super()._forward_impl, input, weight, *args, **named)

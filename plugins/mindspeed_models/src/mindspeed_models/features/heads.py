@@ -33,7 +33,9 @@ class NormHead(Feature):
     family = FAMILY
     summary = "Normalize the rows of the output layer (NormHead of Baichuan 2)"
     flags = (
-        Flag("--lm-norm-weight", changes_training=True, help="Normalize the rows of the output layer's weight."),
+        Flag(
+            "--lm-norm-weight", changes_training=True, help="Normalize the rows of the output layer's weight."
+        ),
     )
     conflicts = (
         _CHUNKED,
@@ -129,7 +131,9 @@ class ZLoss(Feature):
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse weights that would reward large logits."""
         if args.z_loss_weight < 0:
-            return (f"--z-loss-weight {args.z_loss_weight:g}: below 0 logits would grow; give a number above 0",)
+            return (
+                f"--z-loss-weight {args.z_loss_weight:g}: below 0 logits would grow; give a number above 0",
+            )
         return ()
 
     @hookimpl(wrapper=True)

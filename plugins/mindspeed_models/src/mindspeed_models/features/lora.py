@@ -48,11 +48,18 @@ class Lora(Feature):
             changes_training=True,
             help="Linears that get an adapter, by the seed's, megatron-core's or Hugging Face's names.",
         ),
-        Flag(LOAD, type=str, per_rank=True, help="Adapters to go on with: a --save folder, or a peft directory."),
+        Flag(
+            LOAD,
+            type=str,
+            per_rank=True,
+            help="Adapters to go on with: a --save folder, or a peft directory.",
+        ),
         Flag(RANK, type=int, default=16, help="Rank of the updates."),
         Flag(ALPHA, type=float, default=32.0, help="The updates count alpha / r times."),
         Flag(DROPOUT, type=float, default=0.0, help="Dropout of the adapters' inputs."),
-        Flag(SAVED, type=str, nargs="+", help="Modules that are trained and saved whole beside the adapters."),
+        Flag(
+            SAVED, type=str, nargs="+", help="Modules that are trained and saved whole beside the adapters."
+        ),
         Flag(
             HOOKS,
             type=str,

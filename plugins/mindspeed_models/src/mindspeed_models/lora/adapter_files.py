@@ -83,7 +83,9 @@ def read_adapters(folder: Path, step: int | None = None) -> Adapters:
     state = (stored.common.get("features") or {}).get(NAME)
     facts = ((stored.common.get("features") or {}).get("mindspeed_model") or {}).get("facts") or {}
     if not isinstance(state, dict) or not {"lora_r", "lora_alpha"} <= set(facts):
-        raise CheckpointError(f"{stored.path}: holds no adapters; name the --save folder of a run with adapters")
+        raise CheckpointError(
+            f"{stored.path}: holds no adapters; name the --save folder of a run with adapters"
+        )
     pairs: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
     for key in stored.keys():
@@ -95,7 +97,9 @@ def read_adapters(folder: Path, step: int | None = None) -> Adapters:
             whole[key] = tensor
     broken = [linear for linear, parts in pairs.items() if len(parts) != 2]
     if broken:
-        raise CheckpointError(f"{stored.path}: {broken[0]} has one half of an adapter; load another checkpoint")
+        raise CheckpointError(
+            f"{stored.path}: {broken[0]} has one half of an adapter; load another checkpoint"
+        )
     rank, alpha = int(facts["lora_r"]), float(facts["lora_alpha"])
     return Adapters(
         {linear: Pair(parts[A], parts[B]) for linear, parts in pairs.items()},
@@ -166,7 +170,9 @@ def write_peft(
     for key, tensor in adapters.whole.items():
         entry = entries.get((key, None))
         if entry is None or len(entry.sources) != 1:
-            raise UserError(f"{key}: trained beside the adapters, and without a name of its own in peft's format")
+            raise UserError(
+                f"{key}: trained beside the adapters, and without a name of its own in peft's format"
+            )
         module = entry.sources[0].removesuffix(".weight")
         modules.add(module.rpartition(".")[2])
         tensors[f"{_PREFIX}{module}.weight"] = tensor.contiguous()
@@ -270,7 +276,9 @@ def _joined(entry: Entry, halves: Iterable[Pair | None], plan: ModelPlan, folder
         if part is not None:
             width = part.a.shape[0]
             if part.b.shape[0] != count:
-                raise UserError(f"{folder / WEIGHTS}: {entry.sources}: {part.b.shape[0]} rows instead of {count}")
+                raise UserError(
+                    f"{folder / WEIGHTS}: {entry.sources}: {part.b.shape[0]} rows instead of {count}"
+                )
             block[:, at : at + width] = part.b
             at += width
         blocks.append(block)
@@ -289,4 +297,6 @@ def _rows_of(
 
 def state_for(pairs: Mapping[str, Pair]) -> dict[str, Any]:
     """Return adapters as tensors by their key in checkpoints."""
-    return {f"{key}.{half}": getattr(pair, half[-1].lower()) for key, pair in pairs.items() for half in (A, B)}
+    return {
+        f"{key}.{half}": getattr(pair, half[-1].lower()) for key, pair in pairs.items() for half in (A, B)
+    }

@@ -173,7 +173,9 @@ def check_base(run: Run, state: Any) -> None:
         places.digest = base_digest(run)
     if record.base == places.digest:
         return
-    beside = f"{record.base_folder} ({record.base})" if record.base_folder else f"initial weights ({record.base})"
+    beside = (
+        f"{record.base_folder} ({record.base})" if record.base_folder else f"initial weights ({record.base})"
+    )
     now = f"{places.base} ({places.digest})" if places.base else f"initial weights ({places.digest})"
     raise CheckpointError(
         f"{run.args.load}: its adapters were trained beside {beside}, this run has {now}; name that base with "
@@ -181,7 +183,9 @@ def check_base(run: Run, state: Any) -> None:
     )
 
 
-def choose_weights(run: Run, state: dict[str, dict[str, Any]], source: str | None) -> dict[str, dict[str, Any]]:
+def choose_weights(
+    run: Run, state: dict[str, dict[str, Any]], source: str | None
+) -> dict[str, dict[str, Any]]:
     """Return the part of a description that a checkpoint of adapters holds, or that a base does.
 
     Args:
@@ -269,7 +273,10 @@ def _from_peft(session: Session, args: Namespace, folder: Path, places: Places) 
         flag = f"--{name.replace('_', '-')}"
         if session.provenance.get(name) and given != value:
             raise ArgumentError(
-                flag, given, f"the peft directory {folder} has {value:g} (r {config.rank})", f"give {flag} {value:g}"
+                flag,
+                given,
+                f"the peft directory {folder} has {value:g} (r {config.rank})",
+                f"give {flag} {value:g}",
             )
     there = {key.rpartition(".")[2].removeprefix("linear_") for key in adapters.pairs}
     wanted = set(LoraOptions.of(args).roles)

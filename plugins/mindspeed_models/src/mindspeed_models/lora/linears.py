@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from mindspeed_core.errors import UserError
 from mindspeed_megatron.sharded_modules import sharded_tensors
-from mindspeed_models.lora.options import A, B, AdapterOptions
+from mindspeed_models.lora.options import A, AdapterOptions, B
 
 
 class LowRankUpdate:
@@ -60,11 +60,15 @@ class LowRankUpdate:
             UserError: the linear takes whole rows, or belongs to routed experts.
         """
         if self.is_expert:
-            raise UserError(f"{type(self).__name__}: adapters of routed experts do not exist; target attention")
+            raise UserError(
+                f"{type(self).__name__}: adapters of routed experts do not exist; target attention"
+            )
         self.lora = options
         column = isinstance(self, ColumnParallelLinear)
         if not column and not self.input_is_parallel:
-            raise UserError(f"{type(self).__name__} takes whole rows; an adapter needs this rank's part of them")
+            raise UserError(
+                f"{type(self).__name__} takes whole rows; an adapter needs this rank's part of them"
+            )
         ranks = self.tp_group.size()
         inputs, outputs = self.input_size, self.output_size
         like: dict[str, Any] = {"dtype": self.config.params_dtype, "device": _device(self)}
@@ -92,10 +96,23 @@ class LowRankUpdate:
         if options.dropout and self.training:
             with self._own_masks(column):
                 input_ = F.dropout(input_, options.dropout)
-        low = F.linear(input_.to(self.lora_A.dtype), self.lora_A) * options.scale
+        low = self._product(input_.to(self.lora_A.dtype), self.lora_A) * options.scale
         if self.tp_group.size() > 1:
             low = self._exchanged(low, column)
-        return F.linear(low, self.lora_B)
+        return self._product(low, self.lora_B)
+
+    def put_off_weight_gradients(self: Any, leave: Leave) -> None:
+        """Hand computations of the adapter's gradients to a pipeline schedule, as those of the weight.
+
+        Args:
+            leave: takes each computation and its operands, and calls it with them, later or at once.
+        """
+        self._lora_leave = leave
+        super().put_off_weight_gradients(leave)  # type: ignore[misc]
+
+    def _product(self: Any, input_: Tensor, weight: Tensor) -> Tensor:
+        leave = getattr(self, "_lora_leave", None)
+        return F.linear(input_, weight) if leave is None else product_put_off(input_, weight, leave)
 
     def _exchanged(self: Any, low: Tensor, column: bool) -> Tensor:
         group = self.tp_group

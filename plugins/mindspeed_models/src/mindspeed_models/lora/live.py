@@ -48,12 +48,16 @@ def _value(entry: Any, tensors: Mapping[str, Tensor], where: str) -> Any:
     assert isinstance(entry, ShardedTensor)
     whole = tensors.get(entry.key)
     if whole is None:
-        raise UserError(f"{where}: has nothing for {entry.key}, which trains here; name the same linears and modules")
+        raise UserError(
+            f"{where}: has nothing for {entry.key}, which trains here; name the same linears and modules"
+        )
     shape, offset = tuple(entry.local_shape), tuple(entry.global_offset)[entry.prepend_axis_num :]
     expected = tuple(entry.global_shape)[entry.prepend_axis_num :]
     padded = entry.allow_shape_mismatch and whole.shape[1:] == expected[1:] and len(whole) <= expected[0]
     if tuple(whole.shape) != expected and not padded:
-        raise UserError(f"{where}: {entry.key} has the shape {list(whole.shape)}, this model {list(expected)}")
+        raise UserError(
+            f"{where}: {entry.key} has the shape {list(whole.shape)}, this model {list(expected)}"
+        )
     part = whole[tuple(slice(at, at + size) for at, size in zip(offset, shape))]
     found = entry.data.new_zeros(shape)
     found[tuple(slice(0, size) for size in part.shape)] = part.to(found)

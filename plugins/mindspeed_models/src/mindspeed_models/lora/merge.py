@@ -86,7 +86,9 @@ def updated(weight: Tensor, update: Tensor, rounding: Rounding, where: str) -> T
     return found
 
 
-def merge_into_checkpoint(base: Path, adapters: Adapters, target: Path, *, any_base: bool = False) -> Rounding:
+def merge_into_checkpoint(
+    base: Path, adapters: Adapters, target: Path, *, any_base: bool = False
+) -> Rounding:
     """Write a distributed checkpoint of the base with merged weights; all of them are in memory once.
 
     Args:
@@ -145,7 +147,9 @@ def _publish(stored: StoredTensors, state: Mapping[str, Tensor], target: Path) -
         with warnings.catch_warnings():
             # It is said that no process group is there, which is the intention.
             warnings.simplefilter("ignore")
-            objects: dict[str, Any] = {key: None for key in stored.index.objects if not key.startswith("rng_state")}
+            objects: dict[str, Any] = {
+                key: None for key in stored.index.objects if not key.startswith("rng_state")
+            }
             if objects:
                 reader = ShardReader(stored.path, stored.index, trusted=True)
                 dcp.load(objects, storage_reader=reader, no_dist=True)

@@ -75,7 +75,9 @@ def read_config(folder: Path) -> PeftConfig:
             f"{path}: target_modules {_short(targets)} is no list of names; list the linears that have adapters"
         )
     if not (folder / WEIGHTS).is_file():
-        pickled = f"; {_PICKLED} is a pickle, convert it to safetensors" if (folder / _PICKLED).is_file() else ""
+        pickled = (
+            f"; {_PICKLED} is a pickle, convert it to safetensors" if (folder / _PICKLED).is_file() else ""
+        )
         raise UserError(f"{folder}: has no {WEIGHTS}{pickled}")
     return PeftConfig(
         rank,
@@ -102,7 +104,13 @@ def _short(value: Any) -> str:
 
 
 def config_json(
-    *, rank: int, alpha: float, dropout: float, targets: tuple[str, ...], base: str, modules: tuple[str, ...] = ()
+    *,
+    rank: int,
+    alpha: float,
+    dropout: float,
+    targets: tuple[str, ...],
+    base: str,
+    modules: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Return what ``adapter_config.json`` holds of adapters trained here."""
     return {

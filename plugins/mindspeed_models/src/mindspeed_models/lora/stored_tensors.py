@@ -52,7 +52,9 @@ class StoredTensors:
         if found is None:
             raise CheckpointError(f"{folder}: holds no checkpoint")
         if found.manifest is not None:
-            for problem in publish.check_files(found.path, found.manifest, found.manifest.files, contents=True):
+            for problem in publish.check_files(
+                found.path, found.manifest, found.manifest.files, contents=True
+            ):
                 raise CheckpointError(problem)
         return cls(found.path, read_index(found.path), read_common(found.path, trusted=True), found.manifest)
 
@@ -92,5 +94,3 @@ class StoredTensors:
             warnings.simplefilter("ignore")
             dcp.load(value, storage_reader=ShardReader(self.path, self.index, trusted=True), no_dist=True)
         return value[key]
-
-

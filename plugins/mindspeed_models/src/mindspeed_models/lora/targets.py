@@ -107,7 +107,9 @@ def modules_of(names: Iterable[str]) -> tuple[str, ...]:
         ValueError: one sentence on each name that means nothing.
     """
     problems = [
-        f"{name}: no module has this name; {_nearest(name, _MODULES)}" for name in names if name not in _MODULES
+        f"{name}: no module has this name; {_nearest(name, _MODULES)}"
+        for name in names
+        if name not in _MODULES
     ]
     if problems:
         raise ValueError("; ".join(problems))

@@ -101,7 +101,9 @@ def check_gradients(run: Run) -> None:
     for index, chunk in enumerate(run.model):
         ups = [parameter for name, parameter in unwrap(chunk).named_parameters() if name.endswith(f".{B}")]
         if ups:
-            learned = any(bool(gradient.ne(0).any()) for gradient in map(_gradient, ups) if gradient is not None)
+            learned = any(
+                bool(gradient.ne(0).any()) for gradient in map(_gradient, ups) if gradient is not None
+            )
             mine.append(((run.pg.pp.rank(), index), learned))
     everywhere = [entry for part in all_gather_values(mine) for entry in part]
     places = sorted({place for place, _ in everywhere})
@@ -131,5 +133,3 @@ def trained_names(chunk: Any) -> frozenset[str]:
     """Return the names of the parameters of a chunk that train, as its ``state_dict`` has them."""
     named: Iterator[tuple[str, Any]] = unwrap(chunk).named_parameters(remove_duplicate=False)
     return frozenset(name for name, parameter in named if parameter.requires_grad)
-
-

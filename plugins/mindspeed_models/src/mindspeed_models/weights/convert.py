@@ -23,7 +23,14 @@ from mindspeed_core.errors import DataError
 from mindspeed_megatron.tracker import TRACKER
 from mindspeed_models.config_file import read_config
 from mindspeed_models.recipe import ModelPlan, Recipe
-from mindspeed_models.weights.distributed_file import Chunk, Placed, chunks_of, metadata, write_object, write_tensor
+from mindspeed_models.weights.distributed_file import (
+    Chunk,
+    Placed,
+    chunks_of,
+    metadata,
+    write_object,
+    write_tensor,
+)
 from mindspeed_models.weights.hf_files import HfFiles
 from mindspeed_models.weights.module_state import state_keys
 from mindspeed_models.weights.reader import TableReader

@@ -148,7 +148,7 @@ def _outputs(files: McoreFiles, options: Export) -> dict[str, _Output]:
             dtype = wanted
         for index, (name, each) in enumerate(zip(entry.sources, entry.source_shapes(shape, plan))):
             found[name] = _Output(entry, index, stored, tuple(each), dtype)
-        found.update({name: found[entry.sources[0]] for name in entry.repeats})
+        found.update(dict.fromkeys(entry.repeats, found[entry.sources[0]]))
     extra = files.keys() - used
     if missing or extra:
         parts = [f"{len(missing)} tensors are missing: {shown(missing)}"] if missing else []
