@@ -4,8 +4,25 @@ from __future__ import annotations
 
 from mindspeed_core.feature import HookApi
 from mindspeed_models.extension_points import RECIPES
+from mindspeed_models.features.heads import AttentionBias, EmbeddingNorm, NormHead, ZLoss
+from mindspeed_models.features.lora import Lora
 from mindspeed_models.features.model_recipes import ModelRecipes, NoGate, PaddedVocabulary
 
-DECLARATIONS = (HookApi("1.3"), RECIPES, ModelRecipes, PaddedVocabulary, NoGate)
+DECLARATIONS = (
+    *(HookApi("1.3"), RECIPES),
+    *(ModelRecipes, PaddedVocabulary, NoGate),
+    *(NormHead, EmbeddingNorm, ZLoss, AttentionBias),
+    *(Lora,),
+)
 
-__all__ = ["DECLARATIONS", "ModelRecipes", "NoGate", "PaddedVocabulary"]
+__all__ = [
+    "DECLARATIONS",
+    "AttentionBias",
+    "EmbeddingNorm",
+    "Lora",
+    "ModelRecipes",
+    "NoGate",
+    "NormHead",
+    "PaddedVocabulary",
+    "ZLoss",
+]
