@@ -102,14 +102,14 @@ def open_reader(folder: str | Path, args: Namespace) -> TableReader:
     """
     recipe, own = plan_of_folder(folder, getattr(args, "model", None))
     plan = own
-    differing = list(contradictions(own, args))
+    differing = list(contradictions(own, args, built=True))
     if differing and not getattr(args, "override_model_config", False):
         raise RecipeError(
             f"{folder} holds another model than the one that is built: {'; '.join(map(str, differing))}; leave "
             f"the flags out, or give {OVERRIDE}"
         )
     if differing:
-        plan = with_given(own, args)
+        plan = with_given(own, differing)
     files = HfFiles(folder, prefix=recipe.prefix)
     return TableReader(files, recipe, plan, own, added_tokens=getattr(args, "added_token_num", 0) or 0)
 
