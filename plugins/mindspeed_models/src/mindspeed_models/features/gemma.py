@@ -15,7 +15,12 @@ _PP2 = ("--pipeline-model-parallel-size", "2")
 
 def _proofs(*flags: str) -> tuple[Scenario, ...]:
     """Return scenarios that compare layouts with one process."""
-    alone: dict[str, Any] = {"baseline": flags, "baseline_world_size": 1, "world_size": 2, "same_feature": True}
+    alone: dict[str, Any] = {
+        "baseline": flags,
+        "baseline_world_size": 1,
+        "world_size": 2,
+        "same_feature": True,
+    }
     return (
         Scenario("tp2-sp", flags=(*flags, *_TP2), **alone),
         Scenario("pp2", flags=(*flags, *_PP2), **alone),

@@ -43,6 +43,17 @@ _quiet = click.option("--quiet", is_flag=True, help="Print the result alone.")
 @click.option(
     "--max-chunk-mib", type=click.IntRange(1), default=64, show_default=True, help="Most MiB held at a time."
 )
+@click.option("--legacy-layout", is_flag=True, help="Write a file for each rank, as AscendSpeed loads them.")
+@click.option(
+    "--tensor-model-parallel-size", "tensor", type=click.IntRange(1), default=1, help="Of --legacy-layout."
+)
+@click.option(
+    "--pipeline-model-parallel-size",
+    "pipeline",
+    type=click.IntRange(1),
+    default=1,
+    help="Of --legacy-layout.",
+)
 @_workers
 @_resume
 @_quiet
@@ -53,6 +64,9 @@ def convert_command(
     dtype: str | None,
     added: int,
     max_chunk_mib: int,
+    legacy_layout: bool,
+    tensor: int,
+    pipeline: int,
     workers: int,
     resume: bool,
     quiet: bool,
@@ -66,7 +80,13 @@ def convert_command(
 
     from mindspeed_models.weights.convert import Conversion, convert
 
-    recipe, plan = _described(source, model)
+    recipe, plan = described_folder(source, model)
+    if legacy_layout:
+        from mindspeed_models.weights.legacy import LegacyLayout
+        from mindspeed_models.weights.legacy_commands import write_older
+
+        click.echo(write_older(source, target, recipe, plan, LegacyLayout(tensor, pipeline), added))
+        return
     say = (lambda text: None) if quiet else click.echo
     options = Conversion(
         source,
@@ -101,6 +121,10 @@ def convert_command(
     metavar="SIZE",
     help="Most bytes of a file, for instance 5GB; by default as converted.",
 )
+@click.option(
+    "--legacy-layout", is_flag=True, help="--load is a folder with a file for each rank (AscendSpeed)."
+)
+@click.option("--seed-gqa-order", is_flag=True, help="Undo the order of heads that older converters wrote.")
 @click.option("--ckpt-step", "step", type=click.IntRange(0), help="This step instead of the latest.")
 @_workers
 @_resume
@@ -113,6 +137,8 @@ def export_command(
     dtype: str | None,
     max_shard_size: str | None,
     step: int | None,
+    legacy_layout: bool,
+    seed_gqa_order: bool,
     workers: int,
     resume: bool,
     quiet: bool,
@@ -127,8 +153,12 @@ def export_command(
     from mindspeed_models.weights.export import Export, export
     from mindspeed_models.weights.mcore_files import McoreFiles
 
-    with McoreFiles(source, step) as files:
-        where = config or files.hf
+    if config is None and legacy_layout:
+        raise UserError("--legacy-layout: older files hold no config.json; name it with --model-config")
+    if config is None:
+        with McoreFiles(source, step) as files:
+            config = files.hf
+    where = config
     content = read_config(where)
     recipe = named_model(model)[0] if model else family_of(content, str(where))
     options = Export(
@@ -140,6 +170,8 @@ def export_command(
         dtype=getattr(torch, dtype) if dtype else None,
         shard_bytes=_bytes(max_shard_size),
         step=step,
+        legacy=legacy_layout,
+        seed_gqa_order=seed_gqa_order,
         workers=workers,
         resume=resume,
         say=(lambda text: None) if quiet else click.echo,
@@ -154,7 +186,7 @@ def families_command() -> None:
         click.echo(f"{name:14} {text}")
 
 
-def _described(source: Path, model: str | None) -> tuple[Recipe, ModelPlan]:
+def described_folder(source: Path, model: str | None) -> tuple[Recipe, ModelPlan]:
     content = read_config(source, "--input-model-dir")
     recipe = named_model(model)[0] if model else family_of(content, f"--input-model-dir {source}")
     return recipe, recipe.make_plan(content)
