@@ -298,7 +298,8 @@ class LegacyFiles:
         heads, size = self._plan.heads // self._plan.groups, self._plan.head_dim
         blocks = part.reshape(groups, heads + 2, size, *part.shape[1:]).clone()
         queries = blocks[:, :heads].transpose(0, 1).reshape(groups, heads, size, *part.shape[1:])
-        blocks[:, :heads] = queries
+        # Where both counts are equal it is a view of what is written now.
+        blocks[:, :heads] = queries.clone()
         return blocks.reshape(part.shape)
 
 
