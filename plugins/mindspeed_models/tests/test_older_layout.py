@@ -1,43 +1,17 @@
 """Files of AscendSpeed's layout are written and read, and its two programs take their command lines."""
 
-import json
-
 import pytest
 import torch
 from click.testing import CliRunner
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from test_weights_round_trip import digests
 
 from mindspeed_core.errors import UserError
 from mindspeed_models.program import program
 from mindspeed_models.weights.legacy_commands import from_huggingface, when_tp_pp_change
+from mindspeed_testing.small_llama import write_small_llama
 
-SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 4}
-CONFIG = {"model_type": "llama", **SIZES, "intermediate_size": 48, "vocab_size": 250, "head_dim": 4}
-HEADS, GROUPS, SIZE = 8, 4, 4
-
-
-def write_model(folder):
-    """Write a small model of random weights without transformers."""
-    generator = torch.Generator().manual_seed(3)
-
-    def weight(*shape):
-        return torch.randn(shape, generator=generator)
-
-    tensors = {"model.embed_tokens.weight": weight(250, 32), "model.norm.weight": weight(32), "lm_head.weight": weight(250, 32)}
-    for layer in range(4):
-        prefix = f"model.layers.{layer}."
-        for name, rows in (("q", HEADS), ("k", GROUPS), ("v", GROUPS)):
-            tensors[f"{prefix}self_attn.{name}_proj.weight"] = weight(rows * SIZE, 32)
-        tensors[prefix + "self_attn.o_proj.weight"] = weight(32, HEADS * SIZE)
-        for name, shape in (("gate", (48, 32)), ("up", (48, 32)), ("down", (32, 48))):
-            tensors[f"{prefix}mlp.{name}_proj.weight"] = weight(*shape)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{prefix}{name}.weight"] = weight(32)
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
+SIZE = 4
 
 
 def run(command, *arguments):
@@ -54,7 +28,7 @@ def refused(command, *arguments):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("older") / "hf")
+    return write_small_llama(tmp_path_factory.mktemp("older") / "hf")
 
 
 @pytest.mark.parametrize("merged", [[], ["--merge-mlp"]], ids=["apart", "merged"])

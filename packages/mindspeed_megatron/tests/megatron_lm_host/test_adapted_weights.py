@@ -1,50 +1,21 @@
 """Weights of a Hugging Face folder in Megatron-LM's scripts: loaded by every rank, and saved as ever."""
 
-import json
-
 import fake_training as fake
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.feature import hookimpl
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_models.features import DECLARATIONS
+from mindspeed_testing.small_llama import write_small_llama
 from mindspeed_testing.worlds import run_world
 from mindspeed_train import loop as _standalone  # noqa: F401 - preloads what worlds need
 
-CONFIG = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 60,
-    "rms_norm_eps": 1e-5,
-}
+CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 60}
 FLAGS = ("--platform", "cpu", "--use-cpu-initialization", "--transformer-impl", "local")
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
-
-
-def write_model(folder):
-    generator = torch.Generator().manual_seed(5)
-
-    def weight(*shape):
-        return torch.randn(shape, generator=generator) * 0.3
-
-    tensors = {"model.embed_tokens.weight": weight(60, 32), "model.norm.weight": weight(32), "lm_head.weight": weight(60, 32)}
-    for layer in range(2):
-        prefix = f"model.layers.{layer}."
-        for name in "qkvo":
-            tensors[f"{prefix}self_attn.{name}_proj.weight"] = weight(32, 32)
-        for name, shape in (("gate", (48, 32)), ("up", (48, 32)), ("down", (32, 48))):
-            tensors[f"{prefix}mlp.{name}_proj.weight"] = weight(*shape)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{prefix}{name}.weight"] = weight(32)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(CONFIG))
 
 
 class Loaded:
@@ -72,9 +43,7 @@ def train(folder, *flags):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    found = tmp_path_factory.mktemp("hf")
-    write_model(found)
-    return found
+    return write_small_llama(tmp_path_factory.mktemp("hf"), **CONFIG)
 
 
 def test_a_script_loads_a_folder_under_other_layouts_and_trains_the_same(folder):
