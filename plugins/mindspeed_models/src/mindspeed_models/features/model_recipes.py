@@ -93,7 +93,10 @@ class ModelRecipes(Feature):
             f"{each} ({recipe.name}, {_origin(args)}); leave the flag out, or give {OVERRIDE}"
             for each in contradictions(plan, args)
         ]
-        missing = [name for name in plan.arguments if not hasattr(args, name) and plan.arguments[name]]
+        missing = []
+        if hasattr(args, "norm_epsilon"):
+            # Planned outside of a script of Megatron-LM, the script's own flags are not known.
+            missing = [name for name, value in plan.arguments.items() if value and not hasattr(args, name)]
         return [*problems, *(_without_flag(recipe, name) for name in missing)]
 
     @hookimpl
