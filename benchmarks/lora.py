@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 16, 64])
     given = parser.parse_args()
     size = ("--hidden-size", str(given.hidden_size), "--num-layers", str(given.num_layers))
+    size += ("--ffn-hidden-size", str(4 * given.hidden_size))
     whole = side(*size).measures
     for rank in given.ranks:
         adapted = side(*size, *_TARGETS, "--lora-r", str(rank)).measures

@@ -33,6 +33,7 @@ from torch.nn import functional as F
 from mindspeed_core.errors import UserError
 from mindspeed_megatron.sharded_modules import sharded_tensors
 from mindspeed_models.lora.options import A, AdapterOptions, B
+from mindspeed_models.lora.put_off import Leave, product_put_off
 
 
 class LowRankUpdate:
