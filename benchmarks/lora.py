@@ -1,7 +1,8 @@
 """Adapters: bytes of gradients and optimizer state beside those of training everything, and elements trained.
 
-``python benchmarks/lora.py`` trains a GPT once whole and once with adapters on all linears, in one process each, and prints
-both sides and the ratio. Elements of gradient buffers and optimizer state must be exactly those that train.
+``python benchmarks/lora.py`` trains a GPT once whole and once with adapters on all linears, in one process
+each, and prints both sides and the ratio. Elements of gradient buffers and optimizer state must be exactly
+those that train.
 """
 
 from __future__ import annotations

@@ -129,7 +129,8 @@ class Lora(Feature):
             )
         if getattr(args, "moe_router_enable_expert_bias", False) and getattr(args, _BIAS_RATE, 0.0):
             found.append(
-                f"--moe-router-bias-update-rate {getattr(args, _BIAS_RATE)}: biases of routers belong to the base, "
+                f"--moe-router-bias-update-rate {getattr(args, _BIAS_RATE)}: biases of routers belong to "
+                "the base, "
                 "which stays as it is; drop the flag, or give 0"
             )
         return found
@@ -138,7 +139,8 @@ class Lora(Feature):
     def notes(cls, args: Any) -> Sequence[str]:
         """Say what a name of a part stands for."""
         return [
-            f"{TARGETS} {' '.join(parts)}: megatron-core computes it with others in {whole}, whose adapter updates "
+            f"{TARGETS} {' '.join(parts)}: megatron-core computes it with others in {whole}, whose "
+            "adapter updates "
             "them together"
             for whole, parts in fused(args.lora_target_modules).items()
         ]

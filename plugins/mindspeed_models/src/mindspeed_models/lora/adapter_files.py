@@ -88,7 +88,7 @@ def read_adapters(folder: Path, step: int | None = None) -> Adapters:
         )
     pairs: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
-    for key in stored.keys():
+    for key in stored.layer_keys():
         linear, _, part = key.rpartition(".")
         tensor = stored.read(key)
         if part in (A, B):
@@ -220,7 +220,8 @@ def read_peft(
             whole[weight] = found.pop(modules[0] + ".weight")
     if found:
         raise UserError(
-            f"{folder / WEIGHTS}: {len(found)} tensors are of no linear of this model, first {min(found)!r}; its base "
+            f"{folder / WEIGHTS}: {len(found)} tensors are of no linear of this model, first "
+            f"{min(found)!r}; its base "
             "is another model"
         )
     if not pairs:

@@ -79,7 +79,8 @@ def separate(session: Session, args: Namespace) -> Namespace:
         raise ArgumentError(
             LOAD,
             adapters,
-            f"the base is that of {_BASE} {pretrained}, and --load {load} would be a second folder of adapters",
+            f"the base is that of {_BASE} {pretrained}, and --load {load} would be a second folder of "
+            "adapters",
             "drop one of the two",
         )
     if adapters:
@@ -178,7 +179,8 @@ def check_base(run: Run, state: Any) -> None:
     )
     now = f"{places.base} ({places.digest})" if places.base else f"initial weights ({places.digest})"
     raise CheckpointError(
-        f"{run.args.load}: its adapters were trained beside {beside}, this run has {now}; name that base with "
+        f"{run.args.load}: its adapters were trained beside {beside}, this run has {now}; name that base "
+        "with "
         f"{_BASE}, or merge the adapters into it (mindspeed-models merge-lora)"
     )
 
@@ -226,7 +228,8 @@ def refuse_in_library(session: Session, args: Namespace) -> None:
     """
     if session.host.name == "library" and args.lora_load:
         raise UserError(
-            f"{LOAD} {args.lora_load}: checkpoints of a library session are the caller's; pass the adapters, which "
+            f"{LOAD} {args.lora_load}: checkpoints of a library session are the caller's; pass the "
+            "adapters, which "
             "are weights of the model (lora_A, lora_B), to dist_checkpointing yourself"
         )
 
@@ -262,7 +265,8 @@ def _from_peft(session: Session, args: Namespace, folder: Path, places: Places) 
     found = described(args)
     if found is None:
         raise UserError(
-            f"{LOAD} {folder}: is a peft directory, whose names are Hugging Face's; say with --model-config which model "
+            f"{LOAD} {folder}: is a peft directory, whose names are Hugging Face's; say with "
+            "--model-config which model "
             "it belongs to"
         )
     recipe, plan = found

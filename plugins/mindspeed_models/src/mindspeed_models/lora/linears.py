@@ -5,8 +5,8 @@ linears. Letters of shapes: ``s`` sequence, ``b`` batch, ``k`` inputs, ``n`` out
 update, ``t`` tensor-parallel ranks.
 
 Beside a column-parallel linear ``A`` ``[r, k]`` is on every rank and ``B`` ``[n / t, r]`` is cut like the
-weight; beside a row-parallel one ``A`` ``[r, k / t]`` is cut and ``B`` ``[n, r]`` is on every rank. What ranks
-exchange for the update has ``r`` columns.
+weight; beside a row-parallel one ``A`` ``[r, k / t]`` is cut and ``B`` ``[n, r]`` is on every rank. What
+ranks exchange for the update has ``r`` columns.
 """
 
 from __future__ import annotations
