@@ -71,12 +71,12 @@ def normalize_heads(session: Session, chunks: Sequence[Any], owner: str) -> None
                 f"{FLAG}: the gradient of a normalized weight is not added in place; give "
                 "--no-gradient-accumulation-fusion"
             )
-        layer.__class__ = _normed(type(layer))
+        kind: Any = type(layer)
+        layer.__class__ = _normed(kind)
         found += 1
     session.place(owner, found)
 
 
 @cache
-def _normed(base: type) -> type:
-    found: type = type(f"Normed{base.__name__}", (_NormedRows, base), {})
-    return found
+def _normed(base: Any) -> Any:
+    return type(f"Normed{base.__name__}", (_NormedRows, base), {})

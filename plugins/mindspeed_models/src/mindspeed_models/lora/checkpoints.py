@@ -133,14 +133,12 @@ def record_of(state: Any, where: str) -> Record:
     Raises:
         CheckpointError: it is damaged.
     """
-    base, folder, ranks = (state.get(name) if isinstance(state, dict) else None for name in _FIELDS)
-    sound = isinstance(base, str) and isinstance(folder, str) and isinstance(ranks, dict)
-    if not sound or not all(isinstance(r, int) and r > 0 for r in ranks.values()):
-        raise CheckpointError(f"{where}: the record of its adapters is damaged; load another checkpoint")
-    return Record(base, folder, dict(ranks))
-
-
-_FIELDS = ("base", "base_folder", "ranks")
+    given: dict[str, Any] = state if isinstance(state, dict) else {}
+    base, folder, ranks = given.get("base"), given.get("base_folder"), given.get("ranks")
+    sound = isinstance(ranks, dict) and all(isinstance(rank, int) and rank > 0 for rank in ranks.values())
+    if isinstance(base, str) and isinstance(folder, str) and isinstance(ranks, dict) and sound:
+        return Record(base, folder, dict(ranks))
+    raise CheckpointError(f"{where}: the record of its adapters is damaged; load another checkpoint")
 
 
 def state_of(run: Run, options: LoraOptions) -> dict[str, Any]:
@@ -275,7 +273,7 @@ def _from_peft(session: Session, args: Namespace, folder: Path, places: Places) 
     for name, value in decided.items():
         given = getattr(args, name)
         flag = f"--{name.replace('_', '-')}"
-        if session.provenance.get(name) and given != value:
+        if session.provenance.get(name, "default") != "default" and given != value:
             raise ArgumentError(
                 flag,
                 given,

@@ -193,7 +193,7 @@ def takes_adapters(module: Any) -> bool:
 
 
 @cache
-def adapted(base: type) -> type:
+def adapted(base: Any) -> Any:
     """Return the subclass of a parallel linear that has an adapter, and takes its options as ``lora``."""
     update = _ColumnUpdate if issubclass(base, ColumnParallelLinear) else _RowUpdate
 
@@ -208,7 +208,8 @@ def adapted(base: type) -> type:
 
 def adapt_instance(linear: Any, options: AdapterOptions) -> None:
     """Put an adapter beside a linear that is built already."""
-    linear.__class__ = adapted(type(linear))
+    kind: Any = type(linear)
+    linear.__class__ = adapted(kind)
     linear.add_adapter(options)
 
 
