@@ -100,8 +100,11 @@ def separate(session: Session, args: Namespace) -> Namespace:
             "it holds neither a checkpoint of adapters nor a peft directory (adapter_config.json)",
             "name the --save folder of a run with adapters; a base is named by --load",
         )
-    places.base, places.peft = base, peft
     values: dict[str, Any] = {**vars(args), "load": None if peft else adapters}
+    step = getattr(args, "ckpt_step", None)
+    if step is not None and base and values["load"] is None:
+        base, values["ckpt_step"] = _step_of(session, base, step), None
+    places.base, places.peft = base, peft
     if peft:
         values |= _from_peft(session, args, Path(peft), places)
     elif adapters and (record := read_record(adapters)) is not None:
@@ -109,6 +112,23 @@ def separate(session: Session, args: Namespace) -> Namespace:
     if hasattr(args, "pretrained_checkpoint"):
         values["pretrained_checkpoint"] = None
     return Namespace(**values)
+
+
+def _step_of(session: Session, base: str, step: int) -> str:
+    """Return the folder of one step of a base.
+
+    Raises:
+        ArgumentError: it has none, or the host takes the latest alone.
+    """
+    single = Path(base) / f"iter_{step:07d}"
+    if session.host.name != "standalone" or not single.is_dir():
+        raise ArgumentError(
+            "--ckpt-step",
+            step,
+            f"the base {base} is loaded from the latest checkpoint of its folder, and has no other here",
+            "drop the flag, or name a folder whose latest checkpoint it is",
+        )
+    return str(single)
 
 
 def read_record(folder: str) -> Record | None:
@@ -240,7 +260,7 @@ def options_of(session: Session, args: Namespace) -> LoraOptions:
 def fill_from_peft(run: Run) -> None:
     """Give the adapters the values of a peft directory, where one is named."""
     places = run.session.state(Places)
-    if not places.peft:
+    if not places.peft or run.session.platform.dry_run:
         return
     from mindspeed_models.lora.live import fill_adapters
 
