@@ -28,7 +28,9 @@ def read_config(path: str | Path, flag: str = "--model-config") -> dict[str, Any
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         reason = error.strerror or "cannot be read"
-        raise RecipeError(f"{flag} {path}: {file.name}: {reason}; name a file or a folder that holds one") from error
+        raise RecipeError(
+            f"{flag} {path}: {file.name}: {reason}; name a file or a folder that holds one"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"{flag} {file}: is no JSON ({error}); copy it again") from error
     if not isinstance(found, dict):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +26,23 @@ class Contradiction:
         return f"--{self.name.replace('_', '-')} is {self.given!r}, the model has {self.model!r}"
 
 
-def contradictions(plan: ModelPlan, args: Any) -> Iterator[Contradiction]:
-    """Return the arguments that are not the model's; those that are not given at all are left alone."""
+def contradictions(plan: ModelPlan, args: Any, *, built: bool = False) -> Iterator[Contradiction]:
+    """Return the arguments that are not the model's; those that are not given at all are left alone.
+
+    ``built`` is whether they are those of a model that was built, where features have changed some for good.
+    """
     for name, value in plan.arguments.items():
         given = getattr(args, name, value)
+        if built and (name, value, given) == ("position_embedding_type", "alibi", "none"):
+            # Whoever adds biases to attention builds a model without position embeddings.
+            continue
         if name not in _OF_FILES and given is not None and not _same(plan, name, given, value):
             yield Contradiction(name, given, value)
 
 
-def with_given(plan: ModelPlan, args: Any) -> ModelPlan:
-    """Return the plan with the arguments as they are given: for a model that is overridden."""
-    return plan.replaced({each.name: each.given for each in contradictions(plan, args)})
+def with_given(plan: ModelPlan, differing: Iterable[Contradiction]) -> ModelPlan:
+    """Return the plan with arguments as they are given: for a model that is overridden."""
+    return plan.replaced({each.name: each.given for each in differing})
 
 
 def _same(plan: ModelPlan, name: str, given: Any, value: Any) -> bool:

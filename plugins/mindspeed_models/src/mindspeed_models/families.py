@@ -92,7 +92,8 @@ def named_model(name: str) -> tuple[Recipe, Config | None]:
 def listing() -> Mapping[str, Any]:
     """Return one line for each family, with its sizes: for ``--help`` and ``mindspeed-models families``."""
     return {
-        name: (recipe.refused and f"refused: {recipe.refused}") or f"{recipe.summary} ({', '.join(recipe.sizes)})"
+        name: (recipe.refused and f"refused: {recipe.refused}")
+        or f"{recipe.summary} ({', '.join(recipe.sizes)})"
         for name, recipe in families().items()
     }
 

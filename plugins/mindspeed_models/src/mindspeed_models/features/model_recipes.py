@@ -117,9 +117,7 @@ class PaddedVocabulary(Feature):
     name = "padded-vocabulary"
     family = "models"
     summary = "Pad the vocabulary to a size of its own, as MindSpeed-LLM spells it"
-    flags = (
-        Flag(_PADDED, type=int, help="Rows of embedding and output layer; MindSpeed-LLM's spelling."),
-    )
+    flags = (Flag(_PADDED, type=int, help="Rows of embedding and output layer; MindSpeed-LLM's spelling."),)
     docs = "mindspeed_models:docs/padded-vocabulary.md"
     fake_tensors = True
     deterministic = True
@@ -141,9 +139,13 @@ class PaddedVocabulary(Feature):
         if own is None:
             return [f"{_PADDED} {size}: the program builds its own vocabulary; give its size there"]
         if vocabulary is not None and size < vocabulary:
-            return [f"{_PADDED} {size} is less than the vocabulary of {vocabulary}; give {vocabulary} or more"]
+            return [
+                f"{_PADDED} {size} is less than the vocabulary of {vocabulary}; give {vocabulary} or more"
+            ]
         if size % parts:
-            return [f"{_PADDED} {size} cannot be shared by --tensor-model-parallel-size {parts}; give a multiple"]
+            return [
+                f"{_PADDED} {size} cannot be shared by --tensor-model-parallel-size {parts}; give a multiple"
+            ]
         if getattr(args, own) != size:
             return [f"{_PADDED} {size}: another flag asks for {getattr(args, own)}; leave one of the two out"]
         return []
@@ -155,7 +157,9 @@ class NoGate(Feature):
     name = "no-add-gate"
     family = "models"
     summary = "Build MLPs without a gate, which is what they are without --swiglu"
-    flags = (Flag("--no-add-gate", inverts="add_gate", help="MLPs without a gate: the default without --swiglu."),)
+    flags = (
+        Flag("--no-add-gate", inverts="add_gate", help="MLPs without a gate: the default without --swiglu."),
+    )
     docs = "mindspeed_models:docs/no-add-gate.md"
     fake_tensors = True
     deterministic = True
@@ -165,7 +169,11 @@ class NoGate(Feature):
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse flags that add a gate."""
         gated = [flag for flag in ("swiglu", "quick_geglu", "geglu") if getattr(args, flag, False)]
-        return [f"--no-add-gate: --{gated[0].replace('_', '-')} has a gate; leave one of the two out"] if gated else []
+        return (
+            [f"--no-add-gate: --{gated[0].replace('_', '-')} has a gate; leave one of the two out"]
+            if gated
+            else []
+        )
 
 
 def described(args: Any) -> tuple[Recipe, ModelPlan] | None:
@@ -202,7 +210,9 @@ def _origin(args: Any) -> str:
 
 
 def _own_padding(args: Any) -> str | None:
-    return next((each for each in ("asked_padded_vocab_size", "padded_vocab_size") if hasattr(args, each)), None)
+    return next(
+        (each for each in ("asked_padded_vocab_size", "padded_vocab_size") if hasattr(args, each)), None
+    )
 
 
 def _without_flag(recipe: Recipe, name: str) -> str:

@@ -19,7 +19,9 @@ from mindspeed_models.weights.table import Row
 
 
 def _aquila(config: Config) -> ModelPlan:
-    return ModelPlan("aquila", decoder_arguments(config), {**training_defaults(config), "init_method_std": 0.01})
+    return ModelPlan(
+        "aquila", decoder_arguments(config), {**training_defaults(config), "init_method_std": 0.01}
+    )
 
 
 def _internlm(config: Config) -> ModelPlan:

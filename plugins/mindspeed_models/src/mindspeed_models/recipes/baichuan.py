@@ -29,7 +29,9 @@ def _plan(config: Config) -> ModelPlan:
         arguments = {name: value for name, value in arguments.items() if name not in _ROTARY}
         arguments["position_embedding_type"] = "alibi"
     defaults = training_defaults(config)
-    defaults["max_position_embeddings"] = keys.count("max_position_embeddings", "model_max_length", default=4096)
+    defaults["max_position_embeddings"] = keys.count(
+        "max_position_embeddings", "model_max_length", default=4096
+    )
     if keys.get("normalized_head", default=arguments["vocab_size"] >= _NORMALIZED_FROM):
         arguments["lm_norm_weight"] = True
     return ModelPlan("baichuan", arguments, defaults)

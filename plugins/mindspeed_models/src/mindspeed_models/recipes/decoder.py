@@ -83,7 +83,9 @@ def rotary(keys: Keys) -> dict[str, Any]:
             )
         found |= {"use_rope_scaling": True, "rope_scaling_factor": float(rope["factor"])}
     elif kind != "default":
-        raise RecipeError(f"{NAME}: rope scaling of type {kind!r} is not supported; default, linear, llama3 are")
+        raise RecipeError(
+            f"{NAME}: rope scaling of type {kind!r} is not supported; default, linear, llama3 are"
+        )
     if rope.get("partial_rotary_factor"):
         found["rotary_percent"] = float(rope["partial_rotary_factor"])
     return found
@@ -121,7 +123,11 @@ def decoder_config(plan: ModelPlan, model_type: str, architecture: str) -> dict[
         "initializer_range": plan.defaults.get("init_method_std", 0.02),
     }
     if args.get("use_rope_scaling"):
-        found["rope_scaling"] = {"rope_type": "llama3", "factor": args["rope_scaling_factor"], **LLAMA3_SCALING}
+        found["rope_scaling"] = {
+            "rope_type": "llama3",
+            "factor": args["rope_scaling_factor"],
+            **LLAMA3_SCALING,
+        }
     elif args.get("rotary_seq_len_interpolation_factor"):
         factor = float(args["rotary_seq_len_interpolation_factor"])
         found["rope_scaling"] = {"rope_type": "linear", "factor": factor}
@@ -185,7 +191,8 @@ DECODER: tuple[Row, ...] = (*ENDS, INPUT_NORM, MLP_NORM, joined("weight"), OUTPU
 
 
 QK_NORMS = tuple(
-    Row(f"{LAYER}self_attention.{x}_layernorm.weight", (f"{HF_LAYER}self_attn.{x}_norm.weight",)) for x in "qk"
+    Row(f"{LAYER}self_attention.{x}_layernorm.weight", (f"{HF_LAYER}self_attn.{x}_norm.weight",))
+    for x in "qk"
 )
 """Norms of query and key per head."""
 

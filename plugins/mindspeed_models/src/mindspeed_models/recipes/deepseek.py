@@ -60,11 +60,24 @@ def _v3_config(plan: ModelPlan) -> dict[str, Any]:
 
 
 _NAMES = "num_hidden_layers hidden_size intermediate_size num_attention_heads moe_intermediate_size vocab_size".split()
-_YARN = {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
+_YARN = {
+    "type": "yarn",
+    "factor": 40,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "original_max_position_embeddings": 4096,
+}
 
 
-def _size(*sizes: int, experts: tuple[int, int, int, int], latent: tuple[int | None, int, int, int, int], **more: Any) -> Config:
-    routed = dict(zip(("n_routed_experts", "num_experts_per_tok", "n_shared_experts", "first_k_dense_replace"), experts))
+def _size(
+    *sizes: int,
+    experts: tuple[int, int, int, int],
+    latent: tuple[int | None, int, int, int, int],
+    **more: Any,
+) -> Config:
+    routed = dict(
+        zip(("n_routed_experts", "num_experts_per_tok", "n_shared_experts", "first_k_dense_replace"), experts)
+    )
     names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     common = {"rms_norm_eps": 1e-6, "max_position_embeddings": 163840, "rope_theta": 10000}
     return {**dict(zip(_NAMES, sizes)), **routed, **dict(zip(names, latent)), **common, **more}
@@ -81,9 +94,19 @@ DEEPSEEK_V2 = Recipe(
     config=_v2_config,
     rows=latent_rows(bias=False),
     sizes={
-        "tiny": _size(*_TINY, experts=(4, 2, 1, 1), latent=(None, 16, 16, 8, 16), max_position_embeddings=256),
+        "tiny": _size(
+            *_TINY, experts=(4, 2, 1, 1), latent=(None, 16, 16, 8, 16), max_position_embeddings=256
+        ),
         "lite": _size(
-            27, 2048, 10944, 16, 1408, 102400, experts=(64, 6, 2, 1), latent=(None, 512, 128, 64, 128), rope_scaling=_LITE
+            27,
+            2048,
+            10944,
+            16,
+            1408,
+            102400,
+            experts=(64, 6, 2, 1),
+            latent=(None, 512, 128, 64, 128),
+            rope_scaling=_LITE,
         ),
     },
     chat_template="deepseek",
@@ -97,12 +120,24 @@ DEEPSEEK_V3 = Recipe(
     rows=latent_rows(bias=True),
     sizes={
         "tiny": _size(
-            *_TINY, experts=(4, 2, 1, 1), latent=(16, 16, 16, 8, 16), **{**_V3_MORE, "n_group": 2, "topk_group": 1},
+            *_TINY,
+            experts=(4, 2, 1, 1),
+            latent=(16, 16, 16, 8, 16),
+            **{**_V3_MORE, "n_group": 2, "topk_group": 1},
             max_position_embeddings=256,
         ),
         "671b": _size(
-            61, 7168, 18432, 128, 2048, 129280, experts=(256, 8, 1, 3), latent=(1536, 512, 128, 64, 128), **_V3_MORE,
-            num_nextn_predict_layers=1, rope_scaling={**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+            61,
+            7168,
+            18432,
+            128,
+            2048,
+            129280,
+            experts=(256, 8, 1, 3),
+            latent=(1536, 512, 128, 64, 128),
+            **_V3_MORE,
+            num_nextn_predict_layers=1,
+            rope_scaling={**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
         ),
     },
     chat_template="deepseek",

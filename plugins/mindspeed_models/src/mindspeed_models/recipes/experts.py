@@ -12,7 +12,9 @@ from mindspeed_models.weights.table import Row, When
 GATED = ("gate_proj", "up_proj", "down_proj")
 
 
-def expert_arguments(keys: Keys, *, ffn: str, normalized: bool, layers: Sequence[int] | None = None) -> dict[str, Any]:
+def expert_arguments(
+    keys: Keys, *, ffn: str, normalized: bool, layers: Sequence[int] | None = None
+) -> dict[str, Any]:
     """Return the flags of experts chosen by a softmax.
 
     Args:

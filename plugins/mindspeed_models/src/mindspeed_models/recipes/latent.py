@@ -18,7 +18,9 @@ def latent_arguments(keys: Keys) -> dict[str, Any]:
     """Return the flags of attention, experts and sizes; all of megatron-core's yarn defaults are spelled out."""
     keys.only("hidden_act", "silu", reason="and gated layers here have silu")
     keys.only("attention_bias", False, reason="and published models have no biases")
-    keys.only("moe_layer_freq", 1, reason="and published models have experts in each layer after the first ones")
+    keys.only(
+        "moe_layer_freq", 1, reason="and published models have experts in each layer after the first ones"
+    )
     layers, dense_layers = keys.count("num_hidden_layers"), int(keys.get("first_k_dense_replace", default=0))
     heads, ffn = keys.count("num_attention_heads"), keys.count("moe_intermediate_size")
     shared = int(keys.get("n_shared_experts", default=0))
@@ -61,7 +63,9 @@ def _positions(keys: Keys) -> dict[str, Any]:
     if rope["rope_type"] == "default":
         return found
     if rope["rope_type"] != "yarn":
-        raise RecipeError(f"{NAME}: rope scaling of type {rope['rope_type']!r} is not supported; default and yarn are")
+        raise RecipeError(
+            f"{NAME}: rope scaling of type {rope['rope_type']!r} is not supported; default and yarn are"
+        )
     return {
         **found,
         "rope_type": "yarn",
@@ -205,4 +209,9 @@ def _predictions() -> tuple[Row, ...]:
             ("final_layernorm", "shared_head.norm"),
         )
     ]
-    return (*ends, *plain, *_attention(inner, _HF_MTP), *_experts(inner, _HF_MTP, None, _has_shared, bias=True))
+    return (
+        *ends,
+        *plain,
+        *_attention(inner, _HF_MTP),
+        *_experts(inner, _HF_MTP, None, _has_shared, bias=True),
+    )

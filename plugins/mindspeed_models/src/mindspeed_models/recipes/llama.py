@@ -18,7 +18,11 @@ from mindspeed_models.recipes.decoder import (
 def llama_plan(config: Config) -> ModelPlan:
     keys = Keys(config)
     for name in ("attention_bias", "mlp_bias"):
-        keys.only(name, False, reason="and models of Meta have no biases; use the family internlm for those of q, k, v, o")
+        keys.only(
+            name,
+            False,
+            reason="and models of Meta have no biases; use the family internlm for those of q, k, v, o",
+        )
     keys.only("pretraining_tp", *range(1, 65), reason="which is no number of parts")
     return ModelPlan("llama", decoder_arguments(config), training_defaults(config))
 

@@ -80,7 +80,9 @@ MIXTRAL = Recipe(
     sizes={
         "tiny": _size(2, 64, 96, 4, 2, 256, longest=256, num_local_experts=4, num_experts_per_tok=2),
         "8x7b": _size(32, 4096, 14336, 32, 8, 32000, num_local_experts=8, num_experts_per_tok=2),
-        "8x22b": _size(56, 6144, 16384, 48, 8, 32768, num_local_experts=8, num_experts_per_tok=2, longest=65536),
+        "8x22b": _size(
+            56, 6144, 16384, 48, 8, 32768, num_local_experts=8, num_experts_per_tok=2, longest=65536
+        ),
     },
     chat_template="mistral",
 )

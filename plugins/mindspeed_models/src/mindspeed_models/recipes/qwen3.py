@@ -20,9 +20,7 @@ def _plan(config: Config) -> ModelPlan:
     no_window(config)
     Keys(config).only("attention_bias", False, reason="and published models of this family have no biases")
     config = {"head_dim": 128, **config}
-    return ModelPlan(
-        "qwen3", {**decoder_arguments(config), "qk_layernorm": True}, training_defaults(config)
-    )
+    return ModelPlan("qwen3", {**decoder_arguments(config), "qk_layernorm": True}, training_defaults(config))
 
 
 def _config(plan: ModelPlan) -> dict[str, Any]:

@@ -51,7 +51,12 @@ def _config(plan: ModelPlan) -> dict[str, Any]:
 
 def _size(*sizes: int, expert_ffn: int, **more: Any) -> Config:
     common = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 40960, "head_dim": 128}
-    experts = {"moe_intermediate_size": expert_ffn, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
+    experts = {
+        "moe_intermediate_size": expert_ffn,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+    }
     return {**decoder_size(*sizes), **common, **experts, **more}
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 _DTYPES = ("float32", "float16", "bfloat16")
 _MIB = 1 << 20
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-_dtype = click.option("--dtype", type=click.Choice(_DTYPES), help="Dtype of the weights; by default as they are.")
+_dtype = click.option(
+    "--dtype", type=click.Choice(_DTYPES), help="Dtype of the weights; by default as they are."
+)
 _resume = click.option("--resume", is_flag=True, help="Go on where an interrupted call stopped.")
 _workers = click.option(
     "--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Threads that read and write."
@@ -41,6 +43,17 @@ _quiet = click.option("--quiet", is_flag=True, help="Print the result alone.")
 @click.option(
     "--max-chunk-mib", type=click.IntRange(1), default=64, show_default=True, help="Most MiB held at a time."
 )
+@click.option("--legacy-layout", is_flag=True, help="Write a file for each rank, as AscendSpeed loads them.")
+@click.option(
+    "--tensor-model-parallel-size", "tensor", type=click.IntRange(1), default=1, help="Of --legacy-layout."
+)
+@click.option(
+    "--pipeline-model-parallel-size",
+    "pipeline",
+    type=click.IntRange(1),
+    default=1,
+    help="Of --legacy-layout.",
+)
 @_workers
 @_resume
 @_quiet
@@ -51,6 +64,9 @@ def convert_command(
     dtype: str | None,
     added: int,
     max_chunk_mib: int,
+    legacy_layout: bool,
+    tensor: int,
+    pipeline: int,
     workers: int,
     resume: bool,
     quiet: bool,
@@ -64,7 +80,13 @@ def convert_command(
 
     from mindspeed_models.weights.convert import Conversion, convert
 
-    recipe, plan = _described(source, model)
+    recipe, plan = described_folder(source, model)
+    if legacy_layout:
+        from mindspeed_models.weights.legacy import LegacyLayout
+        from mindspeed_models.weights.legacy_commands import write_older
+
+        click.echo(write_older(source, target, recipe, plan, LegacyLayout(tensor, pipeline), added))
+        return
     say = (lambda text: None) if quiet else click.echo
     options = Conversion(
         source,
@@ -82,7 +104,9 @@ def convert_command(
 
 
 @click.command("export", short_help="A checkpoint as Hugging Face weights.")
-@click.option("--load", "source", type=_FOLDER, required=True, help="Checkpoint, or the folder of a training.")
+@click.option(
+    "--load", "source", type=_FOLDER, required=True, help="Checkpoint, or the folder of a training."
+)
 @click.option("--output-model-dir", "target", type=_FOLDER, required=True, help="The new folder.")
 @click.option(
     "--model-config",
@@ -92,7 +116,15 @@ def convert_command(
 )
 @_model
 @_dtype
-@click.option("--max-shard-size", metavar="SIZE", help="Most bytes of a file, for instance 5GB; by default as converted.")
+@click.option(
+    "--max-shard-size",
+    metavar="SIZE",
+    help="Most bytes of a file, for instance 5GB; by default as converted.",
+)
+@click.option(
+    "--legacy-layout", is_flag=True, help="--load is a folder with a file for each rank (AscendSpeed)."
+)
+@click.option("--seed-gqa-order", is_flag=True, help="Undo the order of heads that older converters wrote.")
 @click.option("--ckpt-step", "step", type=click.IntRange(0), help="This step instead of the latest.")
 @_workers
 @_resume
@@ -105,6 +137,8 @@ def export_command(
     dtype: str | None,
     max_shard_size: str | None,
     step: int | None,
+    legacy_layout: bool,
+    seed_gqa_order: bool,
     workers: int,
     resume: bool,
     quiet: bool,
@@ -119,8 +153,12 @@ def export_command(
     from mindspeed_models.weights.export import Export, export
     from mindspeed_models.weights.mcore_files import McoreFiles
 
-    with McoreFiles(source, step) as files:
-        where = config or files.hf
+    if config is None and legacy_layout:
+        raise UserError("--legacy-layout: older files hold no config.json; name it with --model-config")
+    if config is None:
+        with McoreFiles(source, step) as files:
+            config = files.hf
+    where = config
     content = read_config(where)
     recipe = named_model(model)[0] if model else family_of(content, str(where))
     options = Export(
@@ -132,6 +170,8 @@ def export_command(
         dtype=getattr(torch, dtype) if dtype else None,
         shard_bytes=_bytes(max_shard_size),
         step=step,
+        legacy=legacy_layout,
+        seed_gqa_order=seed_gqa_order,
         workers=workers,
         resume=resume,
         say=(lambda text: None) if quiet else click.echo,
@@ -146,7 +186,7 @@ def families_command() -> None:
         click.echo(f"{name:14} {text}")
 
 
-def _described(source: Path, model: str | None) -> tuple[Recipe, ModelPlan]:
+def described_folder(source: Path, model: str | None) -> tuple[Recipe, ModelPlan]:
     content = read_config(source, "--input-model-dir")
     recipe = named_model(model)[0] if model else family_of(content, f"--input-model-dir {source}")
     return recipe, recipe.make_plan(content)

@@ -32,6 +32,7 @@ from mindspeed_models.weights.distributed_file import (
     write_tensor,
 )
 from mindspeed_models.weights.hf_files import HfFiles
+from mindspeed_models.weights.legacy import LegacyReader
 from mindspeed_models.weights.module_state import state_keys
 from mindspeed_models.weights.reader import TableReader
 from mindspeed_models.weights.source_names import NAMES, describe_names
@@ -87,34 +88,57 @@ def convert(options: Conversion) -> Path:
     Raises:
         DataError: the source is damaged or of another model, or the target holds a checkpoint already.
     """
+    with HfFiles(options.source, prefix=options.recipe.prefix) as files:
+        added = options.added_tokens
+        reader = TableReader(files, options.recipe, options.plan, options.plan, added_tokens=added)
+        reader.check_repeats()
+        kept = {**_beside(options), f"{HF}/{NAMES}": describe_names(files).encode()}
+        return write_checkpoint(reader, options, identity_of(files.paths), kept)
+
+
+def write_checkpoint(
+    reader: TableReader | LegacyReader, options: Conversion, sources: Any, kept: Mapping[str, bytes]
+) -> Path:
+    """Write the model that a reader gives as a checkpoint.
+
+    Args:
+        reader: gives global tensors.
+        options: of the conversion.
+        sources: what identifies the files that are read; plain values.
+        kept: small files that go along.
+
+    Raises:
+        DataError: the target holds a checkpoint already.
+    """
     final = options.target / publish.directory_name(0)
     if final.exists() or (options.target / TRACKER).exists():
         raise DataError(f"{options.target}: holds a checkpoint already; name another folder, or remove it")
-    with HfFiles(options.source, prefix=options.recipe.prefix) as files:
-        reader = TableReader(files, options.recipe, options.plan, options.plan, added_tokens=options.added_tokens)
-        reader.check_repeats()
-        identity = {
-            "files": identity_of(files.paths),
-            "config": read_config(options.source),
-            "family": options.recipe.name,
-            "dtype": str(options.dtype),
-            "added_tokens": options.added_tokens,
-            "chunk_bytes": options.chunk_bytes,
-            "version": mindspeed_models.__version__,
-        }
-        work = UnfinishedWork(options.target / _UNFINISHED, identity, resume=options.resume)
-        parts = _parts(reader, options)
-        with ThreadPoolExecutor(options.workers) as pool:
-            for done in pool.map(lambda item: _write_part(work, item[0], item[1], reader, options), enumerate(parts)):
-                options.say(done)
-        _write_objects(work, options)
-        _finish(work, reader, parts, options)
+    identity = {
+        "files": sources,
+        "family": options.recipe.name,
+        "model": {name: str(value) for name, value in options.plan.arguments.items()},
+        "dtype": str(options.dtype),
+        "added_tokens": options.added_tokens,
+        "chunk_bytes": options.chunk_bytes,
+        "version": mindspeed_models.__version__,
+    }
+    work = UnfinishedWork(options.target / _UNFINISHED, identity, resume=options.resume)
+    parts = _parts(reader, options)
+
+    def write(numbered: tuple[int, list[Chunk]]) -> str:
+        return _write_part(work, *numbered, reader, options)
+
+    with ThreadPoolExecutor(options.workers) as pool:
+        for done in pool.map(write, enumerate(parts)):
+            options.say(done)
+    _write_objects(work, options)
+    _finish(work, reader, parts, options, kept)
     work.publish(final)
     _point_to(options.target, final)
     return final
 
 
-def _parts(reader: TableReader, options: Conversion) -> list[list[Chunk]]:
+def _parts(reader: TableReader | LegacyReader, options: Conversion) -> list[list[Chunk]]:
     """Return the chunks of each file; a function of sources and options alone."""
     parts: list[list[Chunk]] = [[]]
     size = 0
@@ -122,7 +146,9 @@ def _parts(reader: TableReader, options: Conversion) -> list[list[Chunk]]:
         itemsize = (options.dtype or reader.dtype(key)).itemsize
         for name in (key, *reader.also(key)):
             shape = reader.shape(key)
-            for chunk in chunks_of(name, shape, itemsize, options.chunk_bytes, experts=reader.has_experts(key)):
+            for chunk in chunks_of(
+                name, shape, itemsize, options.chunk_bytes, experts=reader.has_experts(key)
+            ):
                 parts[-1].append(chunk)
                 size += chunk.elements * itemsize
                 if size >= _PART_BYTES:
@@ -140,7 +166,11 @@ def _record_name(index: int) -> str:
 
 
 def _write_part(
-    work: UnfinishedWork, index: int, chunks: list[Chunk], reader: TableReader, options: Conversion
+    work: UnfinishedWork,
+    index: int,
+    chunks: list[Chunk],
+    reader: TableReader | LegacyReader,
+    options: Conversion,
 ) -> str:
     name = _file_name(index)
     if work.has(_record_name(index)):
@@ -174,7 +204,11 @@ def _write_objects(work: UnfinishedWork, options: Conversion) -> None:
 
 
 def _finish(
-    work: UnfinishedWork, reader: TableReader, parts: Iterable[list[Chunk]], options: Conversion
+    work: UnfinishedWork,
+    reader: TableReader | LegacyReader,
+    parts: Iterable[list[Chunk]],
+    options: Conversion,
+    kept: Mapping[str, bytes],
 ) -> None:
     """Write everything that describes the parts, and remove their records."""
     records = {_file_name(index): _record_name(index) for index, _ in enumerate(parts)}
@@ -185,7 +219,9 @@ def _finish(
         record = json.loads((work.folder / record_name).read_text(encoding="utf-8"))
         placed[name] = [Placed.of_list(values) for values in record["placed"]]
         files[name] = (record["size"], record["digest"])
-    shapes, dtypes, also = {}, {}, []
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    also: list[str] = []
     for key in reader.keys:
         also += reader.also(key)
         for name in (key, *reader.also(key)):
@@ -196,11 +232,15 @@ def _finish(
         ".metadata": metadata(placed, shapes, dtypes),
         "common.pt": _common(arguments, also),
         "metadata.json": json.dumps(
-            {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch",
-             "common_backend_version": 1}
+            {
+                "sharded_backend": "torch_dist",
+                "sharded_backend_version": 1,
+                "common_backend": "torch",
+                "common_backend_version": 1,
+            }
         ).encode(),
     }
-    contents.update(_beside(options, describe_names(reader.files)))
+    contents.update(kept)
     for name, content in contents.items():
         path = work.folder / name
         path.parent.mkdir(exist_ok=True)
@@ -216,7 +256,9 @@ def _finish(
 
 def _arguments(plan: ModelPlan, rows: int) -> dict[str, Any]:
     """Return what Megatron-LM's loader and ``--use-checkpoint-args`` read of ``args``."""
-    known = {name: value for name, value in plan.arguments.items() if isinstance(value, (bool, int, float, str))}
+    known = {
+        name: value for name, value in plan.arguments.items() if isinstance(value, (bool, int, float, str))
+    }
     return {
         **known,
         "max_position_embeddings": plan.defaults.get("max_position_embeddings"),
@@ -250,14 +292,13 @@ def _common(arguments: Mapping[str, Any], also: list[str]) -> bytes:
     return buffer.getvalue()
 
 
-def _beside(options: Conversion, names: str) -> dict[str, bytes]:
+def _beside(options: Conversion) -> dict[str, bytes]:
     """Return what is no tensor, so that export and training need nothing else; code is not copied."""
     found = {f"{HF}/{name}": (options.source / name) for name in _BESIDE}
     contents = {name: path.read_bytes() for name, path in found.items() if path.is_file()}
     if options.added_tokens:
         config = {**read_config(options.source), "vocab_size": options.plan.vocabulary + options.added_tokens}
         contents[f"{HF}/config.json"] = (json.dumps(config, indent=2) + "\n").encode()
-    contents[f"{HF}/{NAMES}"] = names.encode()
     return contents
 
 
@@ -270,4 +311,3 @@ def _point_to(target: Path, final: Path) -> None:
     publish.write_synced(beside, RELEASE)
     os.replace(beside, target / TRACKER)
     publish.sync_directory(target)
-

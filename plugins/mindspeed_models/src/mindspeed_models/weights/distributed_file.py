@@ -73,7 +73,8 @@ def write_object(file: DigestedFile, key: str, value: Any) -> Placed:
     """Append an object, as megatron-core saves those of modules."""
     begin = file.size
     buffer = io.BytesIO()
-    torch.save(value, buffer)
+    # megatron-core saves the list of the objects of a key.
+    torch.save([value], buffer)
     file.write(buffer.getvalue())
     return Placed(key, None, (), begin, file.size - begin)
 
@@ -144,4 +145,3 @@ def chunks_of(
             ones = () if expert is None else (1,)
             found.append(Chunk(key, (*lead, start, *rest), (*ones, rows, *shape[axis + 1 :])))
     return found
-

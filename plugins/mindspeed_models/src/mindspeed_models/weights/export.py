@@ -21,8 +21,9 @@ from mindspeed_models.config_file import NAME as CONFIG
 from mindspeed_models.config_file import Keys
 from mindspeed_models.recipe import ModelPlan, Recipe
 from mindspeed_models.weights.hf_files import shown
+from mindspeed_models.weights.legacy import LegacyFiles
 from mindspeed_models.weights.mcore_files import McoreFiles
-from mindspeed_models.weights.reader import EMBEDDING, VOCABULARY
+from mindspeed_models.weights.reader import EMBEDDING, HEAD, VOCABULARY
 from mindspeed_models.weights.safetensors_writer import write_file
 from mindspeed_models.weights.source_names import NAMES, SourceNames, read_names
 from mindspeed_models.weights.table import Entry
@@ -47,6 +48,8 @@ class Export:
         dtype: of the weights; None takes that of ``config.json``, or of the checkpoint.
         shard_bytes: most bytes of a file; None repeats the files that were converted.
         step: this step of the source and no other.
+        legacy: the source is in the older layout of a file for each rank.
+        seed_gqa_order: undo the order of query heads that older converters wrote.
         workers: threads that read and write, a file each.
         resume: go on with an unfinished export.
         say: is told what got finished.
@@ -60,6 +63,8 @@ class Export:
     dtype: torch.dtype | None = None
     shard_bytes: int | None = None
     step: int | None = None
+    legacy: bool = False
+    seed_gqa_order: bool = False
     workers: int = 1
     resume: bool = False
     say: Callable[[str], None] = lambda text: None
@@ -85,15 +90,18 @@ def export(options: Export) -> Path:
     """
     if options.target.exists():
         raise DataError(f"{options.target}: exists already; name another folder, or remove it")
-    with McoreFiles(options.source, options.step) as files:
+    with _open(options) as files:
         outputs = _outputs(files, options)
         known = read_names(files.hf)
         shards = _shards(outputs, known, options.shard_bytes)
         identity = {
-            "source": identity_of([path for path in files.path.iterdir() if path.is_file()]),
+            "source": identity_of([path for path in files.path.rglob("*") if path.is_file()]),
             "config": options.config,
             "family": options.recipe.name,
-            "shards": {name: {each: [str(o.dtype), o.shape] for each, o in inside.items()} for name, inside in shards.items()},
+            "shards": {
+                name: {each: [str(o.dtype), o.shape] for each, o in inside.items()}
+                for name, inside in shards.items()
+            },
         }
         folder = options.target.with_name(f".{options.target.name}.exporting")
         work = UnfinishedWork(folder, identity, resume=options.resume)
@@ -119,13 +127,21 @@ def export(options: Export) -> Path:
     return options.target
 
 
-def _outputs(files: McoreFiles, options: Export) -> dict[str, _Output]:
+def _open(options: Export) -> McoreFiles | LegacyFiles:
+    if options.legacy:
+        return LegacyFiles(options.source, options.plan, seed_gqa_order=options.seed_gqa_order)
+    return McoreFiles(options.source, options.step)
+
+
+def _outputs(files: McoreFiles | LegacyFiles, options: Export) -> dict[str, _Output]:
     """Return every tensor of the files by name.
 
     Raises:
         DataError: the checkpoint lacks tensors, has others, or they have other shapes; all are named.
     """
-    plan, found, used, missing = options.plan, {}, set(), []
+    plan, missing = options.plan, []
+    found: dict[str, _Output] = {}
+    used: set[str] = set()
     wanted = options.dtype or _DTYPES.get(str(Keys(options.config).get("dtype", "torch_dtype")))
     for entry in options.recipe.entries(plan).values():
         stored = files.spelled(entry.key, entry.also)
@@ -150,6 +166,9 @@ def _outputs(files: McoreFiles, options: Export) -> dict[str, _Output]:
             found[name] = _Output(entry, index, stored, tuple(each), dtype)
         found.update(dict.fromkeys(entry.repeats, found[entry.sources[0]]))
     extra = files.keys() - used
+    if plan.tied:
+        # Older files repeat it.
+        extra.discard(HEAD)
     if missing or extra:
         parts = [f"{len(missing)} tensors are missing: {shown(missing)}"] if missing else []
         parts += [f"{len(extra)} tensors are no part of it: {shown(extra)}"] if extra else []
@@ -172,7 +191,11 @@ def _shards(
 ) -> dict[str, dict[str, _Output]]:
     """Return the files with their tensors: those that were converted, or cut by size."""
     if known is not None and shard_bytes is None:
-        spelled = {name: name if name in outputs else known.prefix + name for each in known.files.values() for name in each}
+        spelled = {
+            name: name if name in outputs else known.prefix + name
+            for each in known.files.values()
+            for name in each
+        }
         given = set(spelled.values())
         needed = {name for name in outputs if name != _HEAD or not _is_tied(outputs)}
         if needed <= given and given <= outputs.keys():
@@ -205,7 +228,9 @@ def _safetensors_name(file: str) -> str:
     return "model" + file.removeprefix("pytorch_model").removesuffix(".bin") + ".safetensors"
 
 
-def _parts(files: McoreFiles, plan: ModelPlan, inside: dict[str, _Output]) -> Iterator[torch.Tensor]:
+def _parts(
+    files: McoreFiles | LegacyFiles, plan: ModelPlan, inside: dict[str, _Output]
+) -> Iterator[torch.Tensor]:
     """Yield the elements of tensors in order, in pieces of limited size."""
     for output in inside.values():
         entry, shape = output.entry, output.shape

@@ -56,9 +56,7 @@ class _BinFile:
             isinstance(each, torch.Tensor) for each in self._tensors.values()
         ):
             raise DataError(f"{path}: holds no tensors by name; save the model's state_dict alone")
-        self.stored = {
-            name: Stored(each.dtype, tuple(each.shape), 0) for name, each in self._tensors.items()
-        }
+        self.stored = {name: Stored(each.dtype, tuple(each.shape), 0) for name, each in self._tensors.items()}
         self.bytes_read = 0
 
     def read(
@@ -141,7 +139,8 @@ class HfFiles:
     def listing(self) -> dict[str, list[str]]:
         """Return the names of tensors by file, as the files spell them and in their order."""
         return {
-            name: [each for each in file.stored if not self._is_scale(each)] for name, file in self._files.items()
+            name: [each for each in file.stored if not self._is_scale(each)]
+            for name, file in self._files.items()
         }
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -199,7 +198,9 @@ class HfFiles:
         self._files[path.name] = file
         for name in file.stored:
             if name in self._homes:
-                raise DataError(f"{self.folder}: two files hold tensor {name!r}; remove what is not of the model")
+                raise DataError(
+                    f"{self.folder}: two files hold tensor {name!r}; remove what is not of the model"
+                )
             self._homes[name] = file
 
     def _spelled(self, name: str) -> str:
@@ -263,7 +264,9 @@ def _shards(folder: Path) -> tuple[list[Path], set[str]]:
         if found:
             count = int(found[-1].stem.rpartition("-")[2])
             if len(found) != count:
-                raise DataError(f"{folder}: has {len(found)} of {count} shards {stem}-*.{suffix}; get the rest")
+                raise DataError(
+                    f"{folder}: has {len(found)} of {count} shards {stem}-*.{suffix}; get the rest"
+                )
             return found, set()
     raise DataError(f"{folder}: holds no weights (model.safetensors, pytorch_model.bin, or shards of them)")
 

@@ -23,7 +23,7 @@ from megatron.core.dist_checkpointing.mapping import (
     apply_factory_merges,
 )
 
-from mindspeed_core.errors import DataError
+from mindspeed_core.errors import DataError, SessionError
 from mindspeed_core.run import LoadInfo
 from mindspeed_megatron import model_state
 from mindspeed_megatron.unwrap import unwrap
@@ -38,6 +38,7 @@ from mindspeed_train.checkpoint.collective import on_all_ranks, on_first_rank
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
 
 logger = logging.getLogger("mindspeed_core")
 METADATA: Mapping[str, Any] = {"non_homogeneous_layers": True, "singleton_local_shards": False}
@@ -57,34 +58,72 @@ def load_folder(run: Run, folder: str, flag: str) -> LoadInfo:
     Raises:
         CheckpointError: the folder holds another model, or a file is damaged; names it on every rank.
     """
-    what = f"{flag} {folder}"
-    session = run.session
     selection = model_state.select(run, METADATA, folder)
-    reader = on_all_ranks(what, lambda: open_reader(folder, run.args))
+    return _fill_run(run, folder, flag, selection.chosen, run.args)
+
+
+def load_pretrained(session: Session, folder: str | Path) -> None:
+    """Load the weights of a folder in a library session, whose program has built its model. Collective.
+
+    Call it after the model and the optimizer were built, before the first step.
+
+    Raises:
+        SessionError: the session knows of no model yet.
+        CheckpointError: the folder holds another model, or a file is damaged; names it on every rank.
+    """
+    run = session.run
+    if not run.model:
+        raise SessionError("load_pretrained: the session knows no model yet; build it with the session first")
+    chunks = zip(model_state.model_keys(run), run.model)
+    state = {key: unwrap(chunk).sharded_state_dict(metadata=dict(METADATA)) for key, chunk in chunks}
+    _fill_run(run, str(folder), "load_pretrained", state, _as_built(run))
+
+
+def _fill_run(
+    run: Run, folder: str, flag: str, state: Mapping[str, Mapping[str, Any]], args: Namespace
+) -> LoadInfo:
+    """Fill the described weights of all chunks, and whatever follows from them."""
+    what, session = f"{flag} {folder}", run.session
+    reader = on_all_ranks(what, lambda: open_reader(folder, args))
     with reader.files:
         on_first_rank(what, reader.check_repeats)
 
-        def fill() -> dict[str, set[str]]:
+        def fill_chunks() -> dict[str, set[str]]:
             return {
-                key: fill_chunk(unwrap(chunk), selection.chosen.get(key, {}), reader, at_once=_at_once(run))
+                key: fill_chunk(unwrap(chunk), state.get(key, {}), reader, at_once=_at_once(run))
                 for key, chunk in zip(model_state.model_keys(run), run.model)
             }
 
-        names = on_all_ranks(what, fill)
+        names = on_all_ranks(what, fill_chunks)
     loaded = session.state(model_state.LoadedWeights)
     for key, filled in names.items():
         loaded.add(key, filled)
     if reader.left:
-        logger.warning("mindspeed: %s: %s: %d tensors are not read: %s", what, OVERRIDE, len(reader.left), shown(reader.left))
-    rows = getattr(run.args, "padded_vocab_size", None)
-    for note in settle_vocabulary(
-        session, run.model, saved=reader.shape(EMBEDDING)[0], rows=rows, ids=None, where=what
-    ):
+        logger.warning("mindspeed: %s, %s: not read: %s", what, OVERRIDE, shown(reader.left))
+    saved, rows = reader.shape(EMBEDDING)[0], getattr(args, "padded_vocab_size", None)
+    for note in settle_vocabulary(session, run.model, saved=saved, rows=rows, ids=None, where=what):
         logger.warning("mindspeed: %s", note)
     if run.optimizer is not None:
         # Mixed precision keeps its own copy of the parameters.
         run.optimizer.reload_model_params()
     return LoadInfo(path=Path(folder))
+
+
+def _as_built(run: Run) -> Namespace:
+    """Return the arguments with what a program gave to its model class, where no flag says it."""
+    args = Namespace(**vars(run.args))
+    for chunk in map(unwrap, run.model):
+        args.position_embedding_type = getattr(chunk, "position_embedding_type", None)
+        shared = getattr(chunk, "share_embeddings_and_output_weights", None)
+        args.untie_embeddings_and_output_weights = None if shared is None else not shared
+        args.padded_vocab_size = getattr(chunk, "vocab_size", None)
+        args.rotary_base = base = getattr(chunk, "rotary_base", None)
+        found = getattr(getattr(chunk, "rotary_pos_emb", None), "inv_freq", None)
+        args.use_rope_scaling = None
+        if found is not None and base is not None:
+            steps = torch.arange(len(found), device=found.device) / len(found)
+            args.use_rope_scaling = not torch.allclose(found.float(), float(base) ** -steps, rtol=1e-4)
+    return args
 
 
 def open_reader(folder: str | Path, args: Namespace) -> TableReader:
@@ -96,14 +135,14 @@ def open_reader(folder: str | Path, args: Namespace) -> TableReader:
     """
     recipe, own = plan_of_folder(folder, getattr(args, "model", None))
     plan = own
-    differing = list(contradictions(own, args))
+    differing = list(contradictions(own, args, built=True))
     if differing and not getattr(args, "override_model_config", False):
         raise RecipeError(
             f"{folder} holds another model than the one that is built: {'; '.join(map(str, differing))}; leave "
             f"the flags out, or give {OVERRIDE}"
         )
     if differing:
-        plan = with_given(own, args)
+        plan = with_given(own, differing)
     files = HfFiles(folder, prefix=recipe.prefix)
     return TableReader(files, recipe, plan, own, added_tokens=getattr(args, "added_token_num", 0) or 0)
 
@@ -133,9 +172,7 @@ def fill_chunk(
     Raises:
         DataError: the chunk has a weight that no row of the table describes, or of another shape.
     """
-    lacking = [
-        each.key for entry in state.values() for each in _sharded(entry) if each.key not in reader
-    ]
+    lacking = [each.key for entry in state.values() for each in _sharded(entry) if each.key not in reader]
     if lacking:
         raise DataError(
             f"{reader.files.folder}: the model has weights that files of the family {reader.plan.family} do not "

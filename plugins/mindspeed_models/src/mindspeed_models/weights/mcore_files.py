@@ -117,7 +117,8 @@ class McoreFiles:
             result.copy_(self._rows(key, chunk, 0, 1))
             return
         rows = self._rows(key, chunk, inside[0].start, inside[0].stop)
-        result[target] = rows[(slice(None), *inside[1:])]
+        wanted = (slice(None), *inside[1:])
+        result[target] = rows[wanted]
 
     def _rows(self, key: str, chunk: Chunk, start: int, stop: int) -> torch.Tensor:
         """Read rows of one chunk."""
@@ -131,7 +132,9 @@ class McoreFiles:
         if isinstance(found, torch.Tensor):
             return found if not found.dim() else found[start:stop]
         if tuple(found.shape) != tuple(chunk.sizes):
-            raise CheckpointError(f"{self.path / place[0]}: tensor {key!r} has another shape than its index says")
+            raise CheckpointError(
+                f"{self.path / place[0]}: tensor {key!r} has another shape than its index says"
+            )
         if not found.shape:
             result = torch.empty((), dtype=found.dtype)
             self._read_into(part, found.begin, result)

@@ -1,0 +1,71 @@
+"""Logits of models that are loaded from folders, in one world for many layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+BASE = (
+    *("--seq-length", "16", "--micro-batch-size", "2", "--train-iters", "1", "--lr", "1e-3"),
+    *("--mock-data", "--num-workers", "0", "--eval-iters", "0", "--transformer-impl", "local"),
+    *("--make-vocab-size-divisible-by", "16"),
+)
+
+
+def logits_of(cases: list[tuple[str, list[str]]], load: bool = True) -> list[Any]:
+    """Load each folder with its flags; return logits where the last stage is, else None, or a message.
+
+    Without ``load`` the flags say what is loaded, and the folder only has the reference.
+    """
+    found = []
+    for folder, flags in cases:
+        reference = torch.load(Path(folder) / "reference.pt")
+        given = ["--load", folder] if load else []
+        found.append(_logits([*BASE, *given, *flags], reference["ids"]))
+    return found
+
+
+def _logits(flags: list[str], ids: torch.Tensor) -> torch.Tensor | str | None:
+    from mindspeed_core.activation import prepare
+    from mindspeed_core.errors import UserError
+    from mindspeed_train.loop import setup, teardown
+
+    try:
+        session = prepare(flags, host="standalone")
+    except UserError as error:
+        return str(error)
+    with session:
+        try:
+            run = setup(session)
+            return forward(run, ids)
+        except UserError as error:
+            return str(error)
+        finally:
+            teardown(session)
+
+
+@torch.no_grad()
+def forward(run: Any, ids: torch.Tensor) -> torch.Tensor | None:
+    """Run one batch through the pipeline; return the whole logits on the last stage."""
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+    from mindspeed_megatron.unwrap import unwrap
+
+    model = run.model[0]
+    model.eval()
+    positions = torch.arange(ids.shape[1]).unsqueeze(0).expand_as(ids)
+    group = run.pg.pp
+    if group.rank() > 0:
+        parts = run.pg.tp.size() if run.args.sequence_parallel else 1
+        hidden = torch.empty(ids.shape[1] // parts, ids.shape[0], run.config.hidden_size)
+        dist.recv(hidden, group_src=group.rank() - 1, group=group)
+        unwrap(model).set_input_tensor(hidden)
+    output = model(ids, positions, None)
+    if group.rank() < group.size() - 1:
+        dist.send(output.contiguous(), group_dst=group.rank() + 1, group=group)
+        return None
+    logits = gather_from_tensor_model_parallel_region(output)
+    return logits[..., : run.args.vocab_size].clone()

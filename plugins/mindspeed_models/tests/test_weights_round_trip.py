@@ -1,0 +1,70 @@
+"""Weights go through a checkpoint of megatron-core and come back as the same bytes, tensor by tensor."""
+
+import hashlib
+import json
+
+import pytest
+from click.testing import CliRunner
+from loaded_logits import logits_of
+from safetensors import safe_open
+from test_families_logits import PP2, SP, difference
+from tiny_models import MODELS, make
+
+from mindspeed_models.program import program
+from mindspeed_testing import run_world
+
+FEW = ("llama", "qwen3-moe")
+LATER = [name for name in MODELS if name not in FEW]
+EVERY = [*FEW, *(pytest.param(name, marks=pytest.mark.thorough) for name in LATER)]
+
+
+def digests(folder):
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():
+                tensor = file.get_tensor(name)
+                kind = (str(tensor.dtype), tuple(tensor.shape))
+                content = tensor.contiguous().view(-1).numpy().tobytes()
+                found[name] = (*kind, hashlib.sha256(content).hexdigest())
+    return found
+
+
+def call(*arguments):
+    done = CliRunner().invoke(program, list(map(str, arguments)), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    root = tmp_path_factory.mktemp("converted")
+    known = {}
+
+    def of(name):
+        if name not in known:
+            make(name, root / name)
+            call("convert", "--input-model-dir", root / name, "--output-model-dir", root / f"{name}-mc")
+            known[name] = (root / name, root / f"{name}-mc")
+        return known[name]
+
+    return of
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_an_export_has_the_bytes_that_were_converted(converted, tmp_path, name):
+    source, target = converted(name)
+    call("export", "--load", target, "--output-model-dir", tmp_path / "back")
+    assert digests(tmp_path / "back") == digests(source)
+    assert json.loads((tmp_path / "back/config.json").read_text()) == json.loads(
+        (source / "config.json").read_text()
+    )
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_converted_checkpoint_gives_the_same_logits_in_other_layouts(converted, name):
+    source, target = converted(name)
+    model = ["--model-config", str(source), "--pretrained-checkpoint", str(target)]
+    cases = [(str(source), [*model, *layout]) for layout in (SP, PP2)]
+    for found in zip(*run_world(logits_of, 2, cases, False)):
+        assert difference(source, found) <= 2e-5
