@@ -20,7 +20,7 @@ from mindspeed_core.errors import ArgumentError, CheckpointError, UserError
 from mindspeed_megatron.model_state import count_as_loaded
 from mindspeed_models.lora.base_digest import base_digest
 from mindspeed_models.lora.options import LOAD, NAME, TARGETS, LoraOptions
-from mindspeed_models.lora.peft_files import is_peft
+from mindspeed_models.lora.peft_files import named
 from mindspeed_models.lora.targets import OUTPUT
 from mindspeed_models.lora.trained import is_adapter, trained_names
 from mindspeed_train.interface import publish, read_common
@@ -92,7 +92,7 @@ def separate(session: Session, args: Namespace) -> Namespace:
         adapters, base = load, pretrained
     else:
         adapters, base = None, pretrained or load
-    peft = adapters if adapters and is_peft(adapters) else None
+    peft = named(adapters, args.lora_adapter_name) if adapters else None
     if adapters and peft is None and args.lora_load and read_record(adapters) is None:
         raise ArgumentError(
             LOAD,

@@ -45,6 +45,12 @@ def is_peft(folder: str | Path) -> bool:
     return (Path(folder) / CONFIG).is_file()
 
 
+def named(folder: str, name: str) -> str | None:
+    """Return the peft directory of an adapter: a folder, or the subfolder of its name; None where it is none."""
+    places = (folder, str(Path(folder) / name))
+    return next((place for place in places if is_peft(place)), None)
+
+
 def read_config(folder: Path) -> PeftConfig:
     """Read the configuration of a peft directory.
 
