@@ -1,7 +1,8 @@
 """Adapters: bytes of gradients and optimizer state beside those of training everything, and elements trained.
 
-``python benchmarks/lora.py`` trains a GPT once whole and once with adapters on all linears, in one process each, and prints
-both sides and the ratio. Elements of gradient buffers and optimizer state must be exactly those that train.
+``python benchmarks/lora.py`` trains a GPT once whole and once with adapters on all linears, in one process
+each, and prints both sides and the ratio. Elements of gradient buffers and optimizer state must be exactly
+those that train.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 16, 64])
     given = parser.parse_args()
     size = ("--hidden-size", str(given.hidden_size), "--num-layers", str(given.num_layers))
+    size += ("--ffn-hidden-size", str(4 * given.hidden_size))
     whole = side(*size).measures
     for rank in given.ranks:
         adapted = side(*size, *_TARGETS, "--lora-r", str(rank)).measures

@@ -58,7 +58,7 @@ class Course:
         return box[0]
 
     def trained(self) -> tuple[int, int, int]:
-        """Return elements that train, those of gradient buffers, and those of the optimizer's first moments."""
+        """Return the elements that train, those of gradient buffers, and those of first moments."""
         chunks = self.run.model
         trained = sum(p.numel() for chunk in chunks for p in chunk.parameters() if p.requires_grad)
         buffers = sum(

@@ -46,7 +46,7 @@ def base(tmp_path_factory):
     )
     model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             # A wrong mapping is to be seen: matrices five times as large, others around one.
             parameter.mul_(5) if parameter.dim() > 1 else parameter.uniform_(0.5, 1.5)
     folder = tmp_path_factory.mktemp("hf") / "base"

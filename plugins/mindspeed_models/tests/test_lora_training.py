@@ -172,10 +172,12 @@ def layouts(folder):
         initial = run.parameters()
     found = {}
     zero_bubble = (*runs.PP2, "--pipeline-schedule", "zb-h1")
+    overlapped = (*zero_bubble, *SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
     for name, layout in {
         "dp2": (),
         "tp2": runs.TP2,
         "zb-h1": zero_bubble,
+        "zb-h1 overlapped": overlapped,
         "coc": (*runs.TP2, "--use-ascend-coc"),
     }.items():
         with runs.course(*runs.LORA, *layout, initial=initial) as run:
@@ -191,9 +193,26 @@ def layouts(folder):
     with runs.course(*runs.LORA, *loads, "--lora-load", f"{folder}/adapter", *SHARDED, *runs.TP2) as run:
         found["goes on at tp2"] = run.train(2)
     tied = tuple(flag for flag in runs.LORA if not flag.startswith("--untie"))
+    with runs.course(*tied) as run:
+        tied_initial = run.parameters()
     for name, layout in {"tied dp2": (), "tied pp2": runs.PP2}.items():
-        with runs.course(*tied, *layout, "--lora-modules-to-save", "embedding") as run:
-            found[name] = run.train(1)
+        with runs.course(*tied, *layout, "--lora-modules-to-save", "embedding", initial=tied_initial) as run:
+            found[name] = run.train(2)
+    experts = (*runs.BASE, "--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32")
+    experts += (
+        "--lora-target-modules",
+        "linear_qkv",
+        "linear_proj",
+        "--moe-token-dispatcher-type",
+        "alltoall",
+    )
+    experts += ("--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias")
+    with runs.course(*experts) as run:
+        expert_initial = run.parameters()
+    for name, layout in {"experts": (), "experts ep2": ("--expert-model-parallel-size", "2")}.items():
+        with runs.course(*experts, *layout, initial=expert_initial) as run:
+            found[name] = run.train(2)
+            found[name, "moved"] = runs.distance(expert_initial, run.parameters(), adapters=False)
     found["tp-2d"] = runs.refusal(*runs.LORA, *runs.TP2, "--tp-2d", "--tp-x", "2", "--tp-y", "1")
     found["dropout"] = []
     for layout in ((), runs.TP2):
@@ -208,7 +227,7 @@ def in_layouts(tmp_path_factory):
     return run_world(layouts, 2, str(tmp_path_factory.mktemp("layouts")), timeout=300)[0]
 
 
-@pytest.mark.parametrize("name", ["tp2", "zb-h1", "coc"])
+@pytest.mark.parametrize("name", ["tp2", "zb-h1", "zb-h1 overlapped", "coc"])
 def test_linears_of_other_features_are_adapted_like_plain_ones(in_layouts, name):
     assert in_layouts[name] == [pytest.approx(pair, rel=2e-5) for pair in in_layouts["dp2"]]
     assert in_layouts[name, "drifted"] == {}
@@ -216,6 +235,15 @@ def test_linears_of_other_features_are_adapted_like_plain_ones(in_layouts, name)
 
 def test_adapters_go_on_in_another_layout(in_layouts):
     assert in_layouts["goes on at tp2"] == [pytest.approx(pair, rel=1e-5) for pair in in_layouts["goes on"]]
+
+
+def test_a_tied_embedding_that_is_saved_whole_trains_alike_on_both_of_its_stages(in_layouts):
+    assert in_layouts["tied pp2"] == [pytest.approx(pair, rel=1e-5) for pair in in_layouts["tied dp2"]]
+
+
+def test_experts_and_the_biases_of_their_routers_stay_as_they_are(in_layouts):
+    assert in_layouts["experts ep2"] == [pytest.approx(pair, rel=1e-5) for pair in in_layouts["experts"]]
+    assert (in_layouts["experts", "moved"], in_layouts["experts ep2", "moved"]) == (0.0, 0.0)
 
 
 def test_linears_with_other_parts_are_refused_by_name(in_layouts):

@@ -248,7 +248,8 @@ def change_built_linears(session: Session, chunk: Any, owner: str, *, output_lay
     if output_layer and last is not None and not chunk.share_embeddings_and_output_weights:
         if is_opaque(last):
             raise UserError(
-                f"--pipeline-w-output-layer: the output layer is {type(last).__name__}, which computes more than the "
+                f"--pipeline-w-output-layer: the output layer is {type(last).__name__}, which computes "
+                "more than the "
                 "product with its weight, so that its gradient cannot come later; drop the flag"
             )
         found.append(last)
@@ -278,7 +279,7 @@ def with_later_gradients(base: type) -> type:
             self.put_off_weight_gradients(self.weight_gradients.leave)
 
         def put_off_weight_gradients(self, leave: Callable[..., None]) -> None:
-            """Say who takes computations of gradients, to what derives from this linear and has more weights."""
+            """Tell classes that derive from this one, and have more weights, who takes computations."""
 
         def _forward_impl(self, input: Tensor, weight: Tensor, *args: Any, **named: Any) -> Tensor:
             return self.product(super()._forward_impl, input, weight, *args, **named)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_core.feature import Scenario
+from mindspeed_core.feature import Resume, Scenario
 
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 PP2 = ("--pipeline-model-parallel-size", "2")
@@ -15,7 +15,15 @@ _PLAIN = (
 
 def _in_layouts(*flags: str) -> tuple[Scenario, ...]:
     model = (*_PLAIN, *flags)
-    return tuple(
+    sharded = (*model, "--use-distributed-optimizer")
+    resumed = Scenario(
+        "resume-tp2",
+        flags=sharded,
+        world_size=2,
+        tolerance=5e-5,
+        resume=Resume(flags=(*sharded, *TP2), world_size=2),
+    )
+    found = tuple(
         Scenario(
             name,
             flags=(*model, *layout),
@@ -26,6 +34,7 @@ def _in_layouts(*flags: str) -> tuple[Scenario, ...]:
         )
         for name, layout in (("tp2-sp", TP2), ("pp2", PP2), ("dp2-overlaps", OVERLAPS))
     )
+    return (*found, resumed)
 
 
 HEAD_PROOFS = _in_layouts("--lm-norm-weight")

@@ -1,4 +1,4 @@
-"""The declarations of the two ends of a model: NormHead, norm of the embedding, z-loss; biases of attention."""
+"""Declarations of a model's ends: NormHead, norm of the embedding, z-loss; and of attention's biases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHUNKED = Conflict(
 )
 _FURTHER = Conflict(
     flag="--mtp-num-layers",
-    reason="predictions of further tokens have an embedding of their own on another stage; drop one of the two",
+    reason="predictions of further tokens have an embedding on another stage; drop one of the two",
 )
 _LATENT = Conflict(
     flag="--multi-latent-attention", reason="its linears have other names; no model with both is known"

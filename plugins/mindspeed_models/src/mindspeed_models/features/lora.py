@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _WHOLE = "a base that is frozen and adapters that train share no shard; use --use-distributed-optimizer"
 _EIGHT_BITS = "adapters beside weights of 8 bits or fewer are not computed; use --bf16"
-_BIAS_RATE = "moe_router_bias_update_rate"
 
 
 class Lora(Feature):
@@ -93,12 +92,6 @@ class Lora(Feature):
         return bool(getattr(args, "lora_target_modules", None) or getattr(args, "lora_load", None))
 
     @classmethod
-    def presets(cls, args: Any) -> Mapping[str, Any]:
-        """Leave the biases of routers, which are part of the base, as they are."""
-        moves = cls.enabled(args) and getattr(args, "moe_router_enable_expert_bias", False)
-        return {_BIAS_RATE: 0.0} if moves else {}
-
-    @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse names, sizes and linears that adapters cannot have."""
         if not args.lora_target_modules:
@@ -127,18 +120,14 @@ class Lora(Feature):
                 f"{TARGETS} {' '.join(names)} with --num-experts {args.num_experts}: routed experts get no "
                 "adapters; name linears of attention (linear_qkv linear_proj)"
             )
-        if getattr(args, "moe_router_enable_expert_bias", False) and getattr(args, _BIAS_RATE, 0.0):
-            found.append(
-                f"--moe-router-bias-update-rate {getattr(args, _BIAS_RATE)}: biases of routers belong to the base, "
-                "which stays as it is; drop the flag, or give 0"
-            )
         return found
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Say what a name of a part stands for."""
         return [
-            f"{TARGETS} {' '.join(parts)}: megatron-core computes it with others in {whole}, whose adapter updates "
+            f"{TARGETS} {' '.join(parts)}: megatron-core computes it with others in {whole}, whose "
+            "adapter updates "
             "them together"
             for whole, parts in fused(args.lora_target_modules).items()
         ]
@@ -161,6 +150,14 @@ class Lora(Feature):
 
         refuse_in_library(session, args)
         return separate(session, args) if hasattr(args, "load") else args
+
+    @hookimpl(wrapper=True)
+    def build_transformer_config(self) -> Generator[None, Any, Any]:
+        """Leave the biases of routers, which are part of the base, as they are."""
+        config = yield
+        if getattr(config, "moe_router_enable_expert_bias", False):
+            config.moe_router_bias_update_rate = 0.0
+        return config
 
     @hookimpl(wrapper=True, tryfirst=True)
     def build_layer_spec(

@@ -19,10 +19,10 @@ FLAG = "--row-col-parallel-linear-bias"
 
 
 @cache
-def with_bias(base: type) -> type:
+def with_bias(base: Any) -> Any:
     """Return the subclass of a linear that has a bias, whatever its layer asks for."""
 
-    class WithBias(base):  # type: ignore[misc, valid-type]
+    class WithBias(base):
         def __init__(self, *args: Any, bias: bool = True, **named: Any) -> None:
             super().__init__(*args, bias=True, **named)
 

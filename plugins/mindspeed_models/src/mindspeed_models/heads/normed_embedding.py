@@ -44,8 +44,8 @@ class _WithNorm:
         found = self.norm(found).to(dtype)
         if self.config.sequence_parallel:
             with get_cuda_rng_tracker().fork():
-                return self.dropout_behind_norm(found)  # type: ignore[no-any-return]
-        return self.dropout_behind_norm(found)  # type: ignore[no-any-return]
+                return self.dropout_behind_norm(found)
+        return self.dropout_behind_norm(found)
 
 
 def normalize_embeddings(session: Session, chunks: Sequence[Any], owner: str) -> None:
@@ -62,13 +62,13 @@ def normalize_embeddings(session: Session, chunks: Sequence[Any], owner: str) ->
         if embedding is None:
             continue
         with torch.no_grad():
-            embedding.__class__ = _normed(type(embedding))
+            kind: Any = type(embedding)
+            embedding.__class__ = _normed(kind)
             embedding.add_norm()
         found += 1
     session.place(owner, found)
 
 
 @cache
-def _normed(base: type) -> type:
-    found: type = type(f"Normed{base.__name__}", (_WithNorm, base), {})
-    return found
+def _normed(base: Any) -> Any:
+    return type(f"Normed{base.__name__}", (_WithNorm, base), {})

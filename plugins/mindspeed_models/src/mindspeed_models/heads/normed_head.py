@@ -54,7 +54,7 @@ def normalize_heads(session: Session, chunks: Sequence[Any], owner: str) -> None
         owner: the feature.
 
     Raises:
-        UserError: an output layer adds gradients in place, which a normalized weight has no place for.
+        UserError: another feature computes the logits, or the gradient of the weight, itself.
     """
     found = 0
     for chunk in chunks:
@@ -66,17 +66,14 @@ def normalize_heads(session: Session, chunks: Sequence[Any], owner: str) -> None
                 f"{FLAG}: another feature computes the logits or their gradient itself (--lm-loss-chunks, "
                 "--pipeline-w-output-layer); drop one of the two"
             )
-        if layer.gradient_accumulation_fusion:
-            raise UserError(
-                f"{FLAG}: the gradient of a normalized weight is not added in place; give "
-                "--no-gradient-accumulation-fusion"
-            )
-        layer.__class__ = _normed(type(layer))
+        # Kernels that add a gradient in place look for a parameter's buffer, and normalized rows have none.
+        layer.gradient_accumulation_fusion = False
+        kind: Any = type(layer)
+        layer.__class__ = _normed(kind)
         found += 1
     session.place(owner, found)
 
 
 @cache
-def _normed(base: type) -> type:
-    found: type = type(f"Normed{base.__name__}", (_NormedRows, base), {})
-    return found
+def _normed(base: Any) -> Any:
+    return type(f"Normed{base.__name__}", (_NormedRows, base), {})

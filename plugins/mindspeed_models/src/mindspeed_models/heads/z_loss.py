@@ -1,4 +1,4 @@
-"""z-loss: ``w · log²Z`` beside the loss of each token, where ``Z`` sums the exponentials of its logits (PaLM).
+"""z-loss: ``w · log²Z`` beside each token's loss, where ``Z`` sums the exponentials of its logits (PaLM).
 
 ``Z`` runs over the vocabulary of all tensor-parallel ranks, its padding included, as the loss does.
 """
@@ -55,7 +55,8 @@ def keep(waiting: Waiting, values: Tensor, *, training: bool) -> None:
     """
     if training and waiting.values is not None:
         raise SessionError(
-            "--z-loss-weight: the loss of the micro-batch before did not pass the stage compute_loss, so its z-loss "
+            "--z-loss-weight: the loss of the micro-batch before did not pass the stage compute_loss, so "
+            "its z-loss "
             "was not trained; pass the loss through session.loss"
         )
     waiting.values = values

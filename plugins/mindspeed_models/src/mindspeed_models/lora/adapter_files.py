@@ -88,7 +88,7 @@ def read_adapters(folder: Path, step: int | None = None) -> Adapters:
         )
     pairs: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
-    for key in stored.keys():
+    for key in stored.layer_keys():
         linear, _, part = key.rpartition(".")
         tensor = stored.read(key)
         if part in (A, B):
@@ -168,12 +168,12 @@ def write_peft(
             tensors[f"{_PREFIX}{module}.lora_B.weight"] = part.contiguous()
     modules: set[str] = set()
     for key, tensor in adapters.whole.items():
-        entry = entries.get((key, None))
-        if entry is None or len(entry.sources) != 1:
+        row = entries.get((key, None))
+        if row is None or len(row.sources) != 1:
             raise UserError(
                 f"{key}: trained beside the adapters, and without a name of its own in peft's format"
             )
-        module = entry.sources[0].removesuffix(".weight")
+        module = row.sources[0].removesuffix(".weight")
         modules.add(module.rpartition(".")[2])
         tensors[f"{_PREFIX}{module}.weight"] = tensor.contiguous()
     target = folder if name == "default" else folder / name
@@ -220,7 +220,8 @@ def read_peft(
             whole[weight] = found.pop(modules[0] + ".weight")
     if found:
         raise UserError(
-            f"{folder / WEIGHTS}: {len(found)} tensors are of no linear of this model, first {min(found)!r}; its base "
+            f"{folder / WEIGHTS}: {len(found)} tensors are of no linear of this model, first "
+            f"{min(found)!r}; its base "
             "is another model"
         )
     if not pairs:

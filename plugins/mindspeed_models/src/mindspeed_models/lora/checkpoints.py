@@ -20,7 +20,7 @@ from mindspeed_core.errors import ArgumentError, CheckpointError, UserError
 from mindspeed_megatron.model_state import count_as_loaded
 from mindspeed_models.lora.base_digest import base_digest
 from mindspeed_models.lora.options import LOAD, NAME, TARGETS, LoraOptions
-from mindspeed_models.lora.peft_files import is_peft
+from mindspeed_models.lora.peft_files import named
 from mindspeed_models.lora.targets import OUTPUT
 from mindspeed_models.lora.trained import is_adapter, trained_names
 from mindspeed_train.interface import publish, read_common
@@ -79,7 +79,8 @@ def separate(session: Session, args: Namespace) -> Namespace:
         raise ArgumentError(
             LOAD,
             adapters,
-            f"the base is that of {_BASE} {pretrained}, and --load {load} would be a second folder of adapters",
+            f"the base is that of {_BASE} {pretrained}, and --load {load} would be a second folder of "
+            "adapters",
             "drop one of the two",
         )
     if adapters:
@@ -91,7 +92,7 @@ def separate(session: Session, args: Namespace) -> Namespace:
         adapters, base = load, pretrained
     else:
         adapters, base = None, pretrained or load
-    peft = adapters if adapters and is_peft(adapters) else None
+    peft = named(adapters, args.lora_adapter_name) if adapters else None
     if adapters and peft is None and args.lora_load and read_record(adapters) is None:
         raise ArgumentError(
             LOAD,
@@ -99,8 +100,11 @@ def separate(session: Session, args: Namespace) -> Namespace:
             "it holds neither a checkpoint of adapters nor a peft directory (adapter_config.json)",
             "name the --save folder of a run with adapters; a base is named by --load",
         )
-    places.base, places.peft = base, peft
     values: dict[str, Any] = {**vars(args), "load": None if peft else adapters}
+    step = getattr(args, "ckpt_step", None)
+    if step is not None and base and values["load"] is None:
+        base, values["ckpt_step"] = _step_of(session, base, step), None
+    places.base, places.peft = base, peft
     if peft:
         values |= _from_peft(session, args, Path(peft), places)
     elif adapters and (record := read_record(adapters)) is not None:
@@ -108,6 +112,23 @@ def separate(session: Session, args: Namespace) -> Namespace:
     if hasattr(args, "pretrained_checkpoint"):
         values["pretrained_checkpoint"] = None
     return Namespace(**values)
+
+
+def _step_of(session: Session, base: str, step: int) -> str:
+    """Return the folder of one step of a base.
+
+    Raises:
+        ArgumentError: it has none, or the host takes the latest alone.
+    """
+    single = Path(base) / f"iter_{step:07d}"
+    if session.host.name != "standalone" or not single.is_dir():
+        raise ArgumentError(
+            "--ckpt-step",
+            step,
+            f"the base {base} is loaded from the latest checkpoint of its folder, and has no other here",
+            "drop the flag, or name a folder whose latest checkpoint it is",
+        )
+    return str(single)
 
 
 def read_record(folder: str) -> Record | None:
@@ -132,14 +153,12 @@ def record_of(state: Any, where: str) -> Record:
     Raises:
         CheckpointError: it is damaged.
     """
-    base, folder, ranks = (state.get(name) if isinstance(state, dict) else None for name in _FIELDS)
-    sound = isinstance(base, str) and isinstance(folder, str) and isinstance(ranks, dict)
-    if not sound or not all(isinstance(r, int) and r > 0 for r in ranks.values()):
-        raise CheckpointError(f"{where}: the record of its adapters is damaged; load another checkpoint")
-    return Record(base, folder, dict(ranks))
-
-
-_FIELDS = ("base", "base_folder", "ranks")
+    given: dict[str, Any] = state if isinstance(state, dict) else {}
+    base, folder, ranks = given.get("base"), given.get("base_folder"), given.get("ranks")
+    sound = isinstance(ranks, dict) and all(isinstance(rank, int) and rank > 0 for rank in ranks.values())
+    if isinstance(base, str) and isinstance(folder, str) and isinstance(ranks, dict) and sound:
+        return Record(base, folder, dict(ranks))
+    raise CheckpointError(f"{where}: the record of its adapters is damaged; load another checkpoint")
 
 
 def state_of(run: Run, options: LoraOptions) -> dict[str, Any]:
@@ -178,7 +197,8 @@ def check_base(run: Run, state: Any) -> None:
     )
     now = f"{places.base} ({places.digest})" if places.base else f"initial weights ({places.digest})"
     raise CheckpointError(
-        f"{run.args.load}: its adapters were trained beside {beside}, this run has {now}; name that base with "
+        f"{run.args.load}: its adapters were trained beside {beside}, this run has {now}; name that base "
+        "with "
         f"{_BASE}, or merge the adapters into it (mindspeed-models merge-lora)"
     )
 
@@ -226,7 +246,8 @@ def refuse_in_library(session: Session, args: Namespace) -> None:
     """
     if session.host.name == "library" and args.lora_load:
         raise UserError(
-            f"{LOAD} {args.lora_load}: checkpoints of a library session are the caller's; pass the adapters, which "
+            f"{LOAD} {args.lora_load}: checkpoints of a library session are the caller's; pass the "
+            "adapters, which "
             "are weights of the model (lora_A, lora_B), to dist_checkpointing yourself"
         )
 
@@ -239,7 +260,7 @@ def options_of(session: Session, args: Namespace) -> LoraOptions:
 def fill_from_peft(run: Run) -> None:
     """Give the adapters the values of a peft directory, where one is named."""
     places = run.session.state(Places)
-    if not places.peft:
+    if not places.peft or run.session.platform.dry_run:
         return
     from mindspeed_models.lora.live import fill_adapters
 
@@ -262,7 +283,8 @@ def _from_peft(session: Session, args: Namespace, folder: Path, places: Places) 
     found = described(args)
     if found is None:
         raise UserError(
-            f"{LOAD} {folder}: is a peft directory, whose names are Hugging Face's; say with --model-config which model "
+            f"{LOAD} {folder}: is a peft directory, whose names are Hugging Face's; say with "
+            "--model-config which model "
             "it belongs to"
         )
     recipe, plan = found
@@ -271,7 +293,7 @@ def _from_peft(session: Session, args: Namespace, folder: Path, places: Places) 
     for name, value in decided.items():
         given = getattr(args, name)
         flag = f"--{name.replace('_', '-')}"
-        if session.provenance.get(name) and given != value:
+        if session.provenance.get(name, "default") != "default" and given != value:
             raise ArgumentError(
                 flag,
                 given,

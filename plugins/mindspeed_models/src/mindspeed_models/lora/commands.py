@@ -40,7 +40,8 @@ def merge(
     if form not in (None, kind):
         names = {HUGGING_FACE: "a Hugging Face folder", DISTRIBUTED: "a folder of checkpoints"}
         raise UserError(
-            f"--format {form}: --load {base} is {names[kind]}, and merged weights have the format of their base; "
+            f"--format {form}: --load {base} is {names[kind]}, and merged weights have the format of "
+            "their base; "
             "convert the one or the other (mindspeed-models convert, export)"
         )
     if target.resolve() == base.resolve():
@@ -78,7 +79,8 @@ def load(folder: Path, described: tuple[Recipe, ModelPlan] | None) -> Adapters:
         return read_adapters(folder)
     if described is None:
         raise UserError(
-            f"--lora-load {folder} is a peft directory, whose names are Hugging Face's; say with --model-config which "
+            f"--lora-load {folder} is a peft directory, whose names are Hugging Face's; say with "
+            "--model-config which "
             "model it belongs to"
         )
     recipe, plan = described

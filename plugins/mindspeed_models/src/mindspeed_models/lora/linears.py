@@ -5,8 +5,8 @@ linears. Letters of shapes: ``s`` sequence, ``b`` batch, ``k`` inputs, ``n`` out
 update, ``t`` tensor-parallel ranks.
 
 Beside a column-parallel linear ``A`` ``[r, k]`` is on every rank and ``B`` ``[n / t, r]`` is cut like the
-weight; beside a row-parallel one ``A`` ``[r, k / t]`` is cut and ``B`` ``[n, r]`` is on every rank. What ranks
-exchange for the update has ``r`` columns.
+weight; beside a row-parallel one ``A`` ``[r, k / t]`` is cut and ``B`` ``[n, r]`` is on every rank. What
+ranks exchange for the update has ``r`` columns.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from torch.nn import functional as F
 from mindspeed_core.errors import UserError
 from mindspeed_megatron.sharded_modules import sharded_tensors
 from mindspeed_models.lora.options import A, AdapterOptions, B
+from mindspeed_models.lora.put_off import Leave, product_put_off
 
 
 class LowRankUpdate:
@@ -192,7 +193,7 @@ def takes_adapters(module: Any) -> bool:
 
 
 @cache
-def adapted(base: type) -> type:
+def adapted(base: Any) -> Any:
     """Return the subclass of a parallel linear that has an adapter, and takes its options as ``lora``."""
     update = _ColumnUpdate if issubclass(base, ColumnParallelLinear) else _RowUpdate
 
@@ -207,7 +208,8 @@ def adapted(base: type) -> type:
 
 def adapt_instance(linear: Any, options: AdapterOptions) -> None:
     """Put an adapter beside a linear that is built already."""
-    linear.__class__ = adapted(type(linear))
+    kind: Any = type(linear)
+    linear.__class__ = adapted(kind)
     linear.add_adapter(options)
 
 

@@ -1,4 +1,4 @@
-"""Adapters merged into their base: ``W + (alpha / r) · B A``, in float32, rounded once to the weight's dtype."""
+"""Adapters merged into their base: ``W + (alpha / r) · B A`` in float32, rounded once to the base's dtype."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class Rounding:
         if self.changes and self.vanished * 2 > self.changes:
             share = 100.0 * self.vanished / self.changes
             text += (
-                f"; {share:.0f} % of the updates vanished in the weights' dtype: merge into a base in float32, or "
+                f"; {share:.0f} % of the updates vanished in the weights' dtype: merge into a base in "
+                "float32, or "
                 "keep the adapter apart"
             )
         return text
@@ -78,7 +79,8 @@ def updated(weight: Tensor, update: Tensor, rounding: Rounding, where: str) -> T
     """
     if weight.shape != update.shape:
         raise UserError(
-            f"{where}: the update has the shape {list(update.shape)}, the weight {list(weight.shape)}; the adapter "
+            f"{where}: the update has the shape {list(update.shape)}, the weight {list(weight.shape)}; "
+            "the adapter "
             "is of another model"
         )
     found = (weight.float() + update).to(weight.dtype)
@@ -102,7 +104,7 @@ def merge_into_checkpoint(
     """
     stored = StoredTensors.find(base)
     if not any_base:
-        total = sum(digest_of_whole(key, stored.read(key)) for key in stored.keys())
+        total = sum(digest_of_whole(key, stored.read(key)) for key in stored.layer_keys())
         _check_digest(adapters, total, base)
     rounding = Rounding()
     state = {key: stored.read(key) for key in stored.stored_keys()}
@@ -241,7 +243,8 @@ def _check_digest(adapters: Adapters, total: int, base: Path) -> None:
     found = f"{total & _DIGEST_BITS:016x}"
     if adapters.base and adapters.base != found:
         raise UserError(
-            f"{adapters.where}: its adapters were trained beside weights {adapters.base}, {base} has {found}; name "
+            f"{adapters.where}: its adapters were trained beside weights {adapters.base}, {base} has "
+            f"{found}; name "
             "that base, or add --any-base"
         )
 

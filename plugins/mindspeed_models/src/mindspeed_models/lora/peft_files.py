@@ -1,4 +1,4 @@
-"""peft's directories of adapters: which they are, and what their configuration says; nothing imports torch."""
+"""peft's directories of adapters: which they are, and what their configuration says; without torch."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ def is_peft(folder: str | Path) -> bool:
     return (Path(folder) / CONFIG).is_file()
 
 
+def named(folder: str, name: str) -> str | None:
+    """Return the peft directory of an adapter: a folder, or the subfolder of its name; None where it is none."""
+    places = (folder, str(Path(folder) / name))
+    return next((place for place in places if is_peft(place)), None)
+
+
 def read_config(folder: Path) -> PeftConfig:
     """Read the configuration of a peft directory.
 
@@ -72,7 +78,8 @@ def read_config(folder: Path) -> PeftConfig:
     targets = found.get("target_modules")
     if not isinstance(targets, list) or not targets or not all(isinstance(name, str) for name in targets):
         raise UserError(
-            f"{path}: target_modules {_short(targets)} is no list of names; list the linears that have adapters"
+            f"{path}: target_modules {_short(targets)} is no list of names; list the linears that have "
+            "adapters"
         )
     if not (folder / WEIGHTS).is_file():
         pickled = (
@@ -90,7 +97,8 @@ def read_config(folder: Path) -> PeftConfig:
 
 
 _REFUSED = {
-    "use_dora": "DoRA scales columns of the weight, which these adapters do not; train the adapter without it",
+    "use_dora": "DoRA scales columns of the weight, which these adapters do not; train the adapter "
+    "without it",
     "rank_pattern": "adapters have one rank; train them with one",
     "alpha_pattern": "adapters have one factor; train them with one",
     "fan_in_fan_out": "weights lie the other way round there; export it with fan_in_fan_out false",

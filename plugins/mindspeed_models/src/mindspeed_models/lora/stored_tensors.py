@@ -62,7 +62,7 @@ class StoredTensors:
         """Return the keys of the model's tensors, as the file has them."""
         return sorted(key for key in self.index.tensors if not key.startswith(_OF_THE_RUN))
 
-    def keys(self) -> Iterator[str]:
+    def layer_keys(self) -> Iterator[str]:
         """Yield the keys of the model's tensors, each layer's apart."""
         for key in self.stored_keys():
             rest = key.removeprefix(_LAYERS)
@@ -73,7 +73,7 @@ class StoredTensors:
                 yield from (f"{_LAYERS}{layer}.{rest}" for layer in range(layers))
 
     def read(self, key: str) -> torch.Tensor:
-        """Read a tensor by a key of `keys`.
+        """Read a tensor by a key of `layer_keys`.
 
         Raises:
             CheckpointError: there is none with that key.

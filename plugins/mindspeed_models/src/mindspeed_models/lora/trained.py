@@ -113,13 +113,18 @@ def check_gradients(run: Run) -> None:
         where = "no adapter" if len(dead) == len(places) else f"no adapter of pipeline stage {stages}"
         raise UserError(
             f"{NAME}: {where} got a gradient in the first step, so nothing would be learned there. Either no "
-            "token of the batch counts in the loss, or something between loss and adapters stops gradients: a "
+            "token of the batch counts in the loss, or something between loss and adapters stops "
+            "gradients: a "
             f"layer that is recomputed and whose input needs none ({HOOKS} names modules whose outputs ask "
             "for one), or a module that runs without gradient"
         )
 
 
 def _gradient(parameter: Any) -> torch.Tensor | None:
+    elsewhere = getattr(parameter, "canonical_grad", None)
+    if elsewhere is not None:
+        found: torch.Tensor = elsewhere()
+        return found
     main = getattr(parameter, "main_grad", None)
     return parameter.grad if main is None else main
 
