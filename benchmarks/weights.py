@@ -31,7 +31,9 @@ def write_model(folder: Path, layers: int, hidden: int, vocabulary: int) -> int:
     from mindspeed_models.weights.safetensors_writer import write_file
 
     recipe = families()["llama"]
-    config = decoder_size(layers, hidden, 4 * hidden, hidden // 128, hidden // 128, vocabulary, model_type="llama")
+    config = decoder_size(
+        layers, hidden, 4 * hidden, hidden // 128, hidden // 128, vocabulary, model_type="llama"
+    )
     plan = recipe.make_plan(config)
     shapes: dict[str, tuple[int, ...]] = {}
     sizes = {
@@ -46,11 +48,15 @@ def write_model(folder: Path, layers: int, hidden: int, vocabulary: int) -> int:
     for entry in recipe.entries(plan).values():
         for name in entry.sources:
             module = name.split(".")[-2]
-            shapes[name] = next((shape for end, shape in sizes.items() if module.endswith(end)), (hidden, hidden))
+            shapes[name] = next(
+                (shape for end, shape in sizes.items() if module.endswith(end)), (hidden, hidden)
+            )
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     tensors = {name: (torch.bfloat16, shape) for name, shape in shapes.items()}
-    write_file(folder / "model.safetensors", tensors, (torch.randn(shape).bfloat16() for shape in shapes.values()))
+    write_file(
+        folder / "model.safetensors", tensors, (torch.randn(shape).bfloat16() for shape in shapes.values())
+    )
     return max(2 * torch.Size(shape).numel() for shape in shapes.values())
 
 
@@ -151,7 +157,11 @@ def main() -> None:
             row["read by a rank of 1, of its share"] = shares_read(source, 1)
             row["read by a rank of 2, of its share"] = shares_read(source, 2)
             print(json.dumps(row))
-        print(json.dumps({f"{name} peak, deep above shallow MB": (b - a) / 1e6 for name, (a, b) in peaks.items()}))
+        print(
+            json.dumps(
+                {f"{name} peak, deep above shallow MB": (b - a) / 1e6 for name, (a, b) in peaks.items()}
+            )
+        )
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
