@@ -1,8 +1,9 @@
-"""Memory and speed of weights: conversion and export by depth, a rank's reads beside its bytes, and plain ``cp``.
+"""Memory and speed of weights: conversion and export by depth, a rank's reads beside its bytes, ``cp``.
 
-``python benchmarks/weights.py`` writes made-up models of two depths, converts and exports each in a process of its own, and prints
-for both: peak memory above that of an idle process, bytes, MB/s, and MB/s of ``cp`` on the same files in the same run. The peak
-of the deep model may be at most 32 MB above that of the shallow one, and at most largest tensor + chunk + 64 MB above idle.
+``python benchmarks/weights.py`` writes made-up models of two depths, converts and exports each in a process
+of its own, and prints for both: peak memory above that of an idle process, bytes, MB/s, and MB/s of ``cp`` on
+the same files in the same run. The peak of the deep model may be at most 32 MB above that of the shallow one,
+and at most largest tensor + chunk + 64 MB above idle.
 """
 
 from __future__ import annotations

@@ -32,8 +32,18 @@ def folder(tmp_path):
 def test_a_name_sets_the_flags_of_the_model():
     parsed = plan(*TRAIN, "--model", "llama3-8b")
     args = parsed.args
-    assert (args.num_layers, args.hidden_size, args.ffn_hidden_size, args.num_query_groups) == (32, 4096, 14336, 8)
-    assert (args.rotary_base, args.vocab_size, args.swiglu, args.add_bias_linear) == (500000, 128256, True, False)
+    assert (args.num_layers, args.hidden_size, args.ffn_hidden_size, args.num_query_groups) == (
+        32,
+        4096,
+        14336,
+        8,
+    )
+    assert (args.rotary_base, args.vocab_size, args.swiglu, args.add_bias_linear) == (
+        500000,
+        128256,
+        True,
+        False,
+    )
     assert parsed.provenance["num_layers"] == "preset model-recipes"
 
 
@@ -64,7 +74,10 @@ def test_a_flag_that_contradicts_is_refused_with_both_values(folder):
     assert "--norm-epsilon is 0.001, the model has 1e-05" in text
     assert "--override-model-config" in text
     assert "contra" not in problems("--model-config", folder, "--num-layers", "5", "--override-model-config")
-    assert plan(*TRAIN, "--model-config", folder, "--num-layers", "5", "--override-model-config").args.num_layers == 5
+    assert (
+        plan(*TRAIN, "--model-config", folder, "--num-layers", "5", "--override-model-config").args.num_layers
+        == 5
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +90,10 @@ def test_a_flag_that_contradicts_is_refused_with_both_values(folder):
         (("--model", "llama-tiny", "--added-token-num", "-1"), "--added-token-num -1"),
         (("--model", "llama-tiny", "--no-add-gate"), "--swiglu has a gate"),
         (("--model", "llama-tiny", "--pad-vocab-size-to", "100"), "less than the vocabulary of 256"),
-        (("--model", "llama-tiny", "--pad-vocab-size-to", "512", "--padded-vocab-size", "300"), "another flag"),
+        (
+            ("--model", "llama-tiny", "--pad-vocab-size-to", "512", "--padded-vocab-size", "300"),
+            "another flag",
+        ),
         (("--model", "gemma-tiny", "--swiglu"), "--swiglu"),
     ],
 )

@@ -37,7 +37,9 @@ def renamed(config):
         found[new + "out.weight"] = llama[old + "self_attn.o_proj.weight"]
         found[new + "norm_1.weight"] = llama[old + "input_layernorm.weight"]
         found[new + "norm_2.weight"] = llama[old + "post_attention_layernorm.weight"]
-        found |= {f"{new}{each}.weight": llama[f"{old}mlp.{each}_proj.weight"] for each in ("gate", "up", "down")}
+        found |= {
+            f"{new}{each}.weight": llama[f"{old}mlp.{each}_proj.weight"] for each in ("gate", "up", "down")
+        }
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mindspeed_core.errors import DataError, UserError
+from mindspeed_core.errors import UserError
 from mindspeed_models.config_file import read_config
 from mindspeed_models.families import family_of
 from mindspeed_models.weights.convert import Conversion, convert
@@ -58,7 +58,9 @@ def change(folder, function):
 
 
 def test_missing_and_unused_tensors_are_all_named(model):
-    change(model, lambda t: (t.pop("model.norm.weight"), t.pop("lm_head.weight"), t.update(extra=torch.ones(2))))
+    change(
+        model, lambda t: (t.pop("model.norm.weight"), t.pop("lm_head.weight"), t.update(extra=torch.ones(2)))
+    )
     text = refusal(open_model, model)
     assert "2 tensors are missing: lm_head.weight, model.norm.weight" in text
     assert "1 tensors belong to no part of the model: extra" in text
@@ -195,12 +197,15 @@ def test_a_conversion_that_was_killed_goes_on_and_gives_the_same_bytes(model, tm
         "    done.append(text)\n"
         "    if len(done) == int(sys.argv[3]):\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "convert.convert(here.conversion(Path(sys.argv[1]), Path(sys.argv[2]), say=say, resume=True, chunk_bytes=2048))\n"
+        "convert.convert(here.conversion(Path(sys.argv[1]), Path(sys.argv[2]), say=say, resume=True, "
+        "chunk_bytes=2048))\n"
     )
     target = tmp_path / "out"
     for count in (2, 6):
         here = str(Path(__file__).parent)
-        done = subprocess.run([sys.executable, "-c", code, str(model), str(target), str(count), here], timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(model), str(target), str(count), here], timeout=120
+        )
         assert done.returncode == -signal.SIGKILL
         assert not (target / "iter_0000000").exists()
         assert not (target / "latest_checkpointed_iteration.txt").exists()
@@ -250,7 +255,11 @@ def test_workers_and_sizes_of_files_change_no_tensor(model, tmp_path):
     back(tmp_path / "out", tmp_path / "back", shard_bytes=20_000, workers=2)
     index = json.loads((tmp_path / "back/model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 3
-    found = {name: tensor for path in (tmp_path / "back").glob("*.safetensors") for name, tensor in load_file(path).items()}
+    found = {
+        name: tensor
+        for path in (tmp_path / "back").glob("*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
     expected = load_file(model / "model.safetensors")
     assert index["metadata"]["total_size"] == sum(4 * t.numel() for t in expected.values())
     assert found.keys() == expected.keys() == index["weight_map"].keys()

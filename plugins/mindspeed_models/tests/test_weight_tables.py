@@ -69,7 +69,9 @@ def test_every_size_has_a_plan_a_table_and_a_way_back(name):
         made = recipe.make_plan(config)
         again = recipe.make_plan({**recipe.config(made)})
         assert again.arguments == made.arguments, size
-        small = made.replaced({"num_layers": min(made.layers, 3), "num_experts": min(made.experts, 2) or None})
+        small = made.replaced(
+            {"num_layers": min(made.layers, 3), "num_experts": min(made.experts, 2) or None}
+        )
         if isinstance(small.arguments.get("moe_layer_freq"), list):
             small = small.replaced({"moe_layer_freq": small.arguments["moe_layer_freq"][:3]})
         entries = recipe.entries(small)
@@ -105,7 +107,11 @@ def test_unknown_models_are_refused_with_the_nearest(name, said):
     ("family", "change", "said"),
     [
         ("llama", {"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
-        ("llama3", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0}}, "low_freq_factor"),
+        (
+            "llama3",
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0}},
+            "low_freq_factor",
+        ),
         ("llama", {"num_key_value_heads": 3}, "does not divide"),
         ("llama", {"num_hidden_layers": "four"}, "num_hidden_layers is 'four'"),
         ("llama", {"attention_bias": True}, "attention_bias"),
@@ -118,6 +124,6 @@ def test_unknown_models_are_refused_with_the_nearest(name, said):
 )
 def test_configurations_that_no_model_here_computes_are_refused(family, change, said):
     recipe = families()[family]
-    with pytest.raises(RecipeError, match="config.json") as error:
+    with pytest.raises(RecipeError, match=r"config\.json") as error:
         recipe.make_plan({**recipe.sizes["tiny"], **change})
     assert said in str(error.value)

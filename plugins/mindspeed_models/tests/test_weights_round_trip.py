@@ -22,7 +22,7 @@ def digests(folder):
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            for name in file.keys():
+            for name in list(file.keys()):
                 tensor = file.get_tensor(name)
                 kind = (str(tensor.dtype), tuple(tensor.shape))
                 content = tensor.contiguous().view(-1).numpy().tobytes()

@@ -41,7 +41,7 @@ class ModelRecipes(Feature):
             _ADDED,
             type=int,
             default=0,
-            help="Tokens that the tokenizer has beyond the model's; their rows begin as the mean of all others.",
+            help="Tokens of the tokenizer beyond the model's; their rows begin as the mean of all others.",
         ),
     )
     docs = "mindspeed_models:docs/model-recipes.md"
@@ -81,7 +81,8 @@ class ModelRecipes(Feature):
             return [str(error)]
         if found is None:
             return [
-                f"{_MODEL} {args.model} names a family and no size; add the size ({_MODEL} {args.model}-SIZE), or "
+                f"{_MODEL} {args.model} names a family and no size; add the size ({_MODEL} "
+                f"{args.model}-SIZE), or "
                 f"{_CONFIG}"
             ]
         if args.added_token_num < 0:
@@ -220,6 +221,7 @@ def _own_padding(args: Any) -> str | None:
 
 def _without_flag(recipe: Recipe, name: str) -> str:
     return (
-        f"the family {recipe.name} needs --{name.replace('_', '-')}, which no installed package brings; upgrade "
+        f"the family {recipe.name} needs --{name.replace('_', '-')}, which no installed package brings; "
+        "upgrade "
         "mindspeed-models"
     )

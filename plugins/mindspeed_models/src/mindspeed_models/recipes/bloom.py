@@ -1,4 +1,4 @@
-"""Bloom of BigScience: LayerNorm with biases everywhere, linear biases as positions, a norm of the embedding."""
+"""Bloom of BigScience: LayerNorm, linear biases as positions, a norm of the embedding."""
 
 from __future__ import annotations
 
@@ -23,16 +23,13 @@ def _plan(config: Config) -> ModelPlan:
         "kv_channels": hidden // heads,
         "normalization": "LayerNorm",
         "norm_epsilon": float(keys.get("layer_norm_epsilon", default=1e-5)),
-        "swiglu": False,
-        "add_bias_linear": True,
+        **{"swiglu": False, "add_bias_linear": True, "embed_layernorm": True},
         "position_embedding_type": "alibi",
-        "embed_layernorm": True,
         "vocab_size": keys.count("vocab_size"),
         "untie_embeddings_and_output_weights": False,
     }
     defaults = {
-        "attention_dropout": float(config.get("attention_dropout") or 0.0),
-        "hidden_dropout": float(config.get("hidden_dropout") or 0.0),
+        **{name: float(config.get(name) or 0.0) for name in ("attention_dropout", "hidden_dropout")},
         "init_method_std": float(config.get("initializer_range") or 0.02),
         "max_position_embeddings": keys.count("seq_length", default=2048),
     }
@@ -41,11 +38,8 @@ def _plan(config: Config) -> ModelPlan:
 
 def _config(plan: ModelPlan) -> dict[str, Any]:
     return {
-        "architectures": ["BloomForCausalLM"],
-        "model_type": "bloom",
-        "n_layer": plan.layers,
-        "hidden_size": plan.hidden,
-        "n_head": plan.heads,
+        **{"architectures": ["BloomForCausalLM"], "model_type": "bloom"},
+        **{"n_layer": plan.layers, "hidden_size": plan.hidden, "n_head": plan.heads},
         "vocab_size": plan.vocabulary,
         "layer_norm_epsilon": plan.arguments["norm_epsilon"],
     }
