@@ -9,6 +9,7 @@ from mindspeed_core.feature import Feature, Flag, hookimpl
 from mindspeed_models.config_file import read_config
 from mindspeed_models.contradictions import OVERRIDE, contradictions
 from mindspeed_models.families import family_names, family_of, named_model
+from mindspeed_models.features.recipe_proofs import GATE_PROOFS, PADDING_PROOFS, RECIPE_PROOFS
 from mindspeed_models.recipe import Config, ModelPlan, Recipe, RecipeError
 from mindspeed_models.starting_point import folders, is_model_folder, starting_folder
 
@@ -48,6 +49,7 @@ class ModelRecipes(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    verify = RECIPE_PROOFS
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
@@ -126,6 +128,7 @@ class PaddedVocabulary(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    verify = PADDING_PROOFS
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
@@ -168,6 +171,7 @@ class NoGate(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    verify = GATE_PROOFS
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

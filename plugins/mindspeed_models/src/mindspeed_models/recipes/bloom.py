@@ -19,14 +19,13 @@ def _plan(config: Config) -> ModelPlan:
         "hidden_size": hidden,
         "ffn_hidden_size": 4 * hidden,
         "num_attention_heads": heads,
-        "group_query_attention": False,
         "kv_channels": hidden // heads,
         "normalization": "LayerNorm",
         "norm_epsilon": float(keys.get("layer_norm_epsilon", default=1e-5)),
-        **{"swiglu": False, "add_bias_linear": True, "embed_layernorm": True},
+        **dict.fromkeys(("add_bias_linear", "embed_layernorm"), True),
+        **dict.fromkeys(("swiglu", "group_query_attention", "untie_embeddings_and_output_weights"), False),
         "position_embedding_type": "alibi",
         "vocab_size": keys.count("vocab_size"),
-        "untie_embeddings_and_output_weights": False,
     }
     defaults = {
         **{name: float(config.get(name) or 0.0) for name in ("attention_dropout", "hidden_dropout")},
@@ -38,8 +37,11 @@ def _plan(config: Config) -> ModelPlan:
 
 def _config(plan: ModelPlan) -> dict[str, Any]:
     return {
-        **{"architectures": ["BloomForCausalLM"], "model_type": "bloom"},
-        **{"n_layer": plan.layers, "hidden_size": plan.hidden, "n_head": plan.heads},
+        "architectures": ["BloomForCausalLM"],
+        "model_type": "bloom",
+        "n_layer": plan.layers,
+        "hidden_size": plan.hidden,
+        "n_head": plan.heads,
         "vocab_size": plan.vocabulary,
         "layer_norm_epsilon": plan.arguments["norm_epsilon"],
     }
