@@ -105,3 +105,33 @@ def plainly_loaded(source: str, converted: str) -> tuple[list[str], list[str]]:
         wrong = [name for name, each in expected.items() if not torch.equal(loaded[name].detach(), each)]
         teardown(session)
     return wrong, said
+
+
+def started_twice(folder: str, saved: str) -> list[str]:
+    """Save after a step of a run that began with a folder; begin again in three ways."""
+    from mindspeed_core.activation import prepare
+    from mindspeed_core.errors import UserError
+    from mindspeed_train.loop import setup, teardown
+
+    found = []
+    for flags in (
+        ["--load", folder, "--save", saved],
+        ["--load", folder, "--save", saved],
+        ["--pretrained-checkpoint", folder, "--load", saved, "--save", saved],
+        ["--load", folder, "--save", saved, "--start-over"],
+    ):
+        session = prepare([*BASE, "--train-iters", "3", "--bf16", *flags], host="standalone")
+        with session:
+            try:
+                run = setup(session)
+                found.append(f"{run.iteration} {run.loaded.path}")
+                if run.iteration == 0 and len(found) == 1:
+                    session.call("train_step", run=run)
+                    run.iteration += 1
+                    run.consumed_train_samples += 2
+                    session.call("save_checkpoint", run=run, reason="end")
+            except UserError as error:
+                found.append(str(error))
+            finally:
+                teardown(session)
+    return found

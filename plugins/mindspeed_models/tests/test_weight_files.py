@@ -201,16 +201,13 @@ def test_a_conversion_that_was_killed_goes_on_and_gives_the_same_bytes(model, tm
         "chunk_bytes=2048))\n"
     )
     target = tmp_path / "out"
-    for count in (2, 6):
-        here = str(Path(__file__).parent)
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(model), str(target), str(count), here], timeout=120
-        )
-        assert done.returncode == -signal.SIGKILL
-        assert not (target / "iter_0000000").exists()
-        assert not (target / "latest_checkpointed_iteration.txt").exists()
+    here = str(Path(__file__).parent)
+    done = subprocess.run([sys.executable, "-c", code, str(model), str(target), "4", here], timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert not (target / "iter_0000000").exists()
+    assert not (target / "latest_checkpointed_iteration.txt").exists()
     records = sorted((target / ".converting").glob("part-*.json"))
-    assert len(records) >= 6
+    assert len(records) >= 4
     stamps = {path.name: path.stat().st_mtime_ns for path in records}
     said = []
     convert_small(model, target, said.append)

@@ -31,12 +31,17 @@ def is_model_folder(folder: str) -> bool:
         return False
 
 
-def starting_folder(args: Namespace) -> tuple[str, str] | None:
+def starting_folder(args: Namespace, *, training: bool) -> tuple[str, str] | None:
     """Return flag and folder of the weights that a run begins with. Collective.
 
     None where it begins with something else: a checkpoint of this job, of ``--load``, or new weights.
+
+    Raises:
+        CheckpointError: a run that trains would begin before what ``--save`` or ``--run-dir`` holds.
     """
     from mindspeed_train.checkpoint.collective import on_first_rank
+    from mindspeed_train.checkpoint.earlier_results import check_start
+    from mindspeed_train.checkpoint.publish import Found
 
     def choose() -> tuple[str, str] | None:
         from mindspeed_train.checkpoint.source import latest_step
@@ -45,10 +50,12 @@ def starting_folder(args: Namespace) -> tuple[str, str] | None:
         found = dict(folders(args))
         if not found or own_checkpoint(args) is not None:
             return None
-        if LOAD in found:
-            return LOAD, found[LOAD]
-        saved = bool(args.load) and latest_step(args.load) is not None
-        return None if saved else (PRETRAINED, found[PRETRAINED])
+        flag = LOAD if LOAD in found else PRETRAINED
+        if flag == PRETRAINED and args.load and latest_step(args.load) is not None:
+            return None
+        if training and hasattr(args, "start_over"):
+            check_start(args, Found(Path(found[flag]), None), weights_alone=True)
+        return flag, found[flag]
 
     chosen: tuple[str, str] | None = on_first_rank(LOAD, choose)
     return chosen

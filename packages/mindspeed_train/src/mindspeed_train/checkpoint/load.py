@@ -377,7 +377,8 @@ class _Load:
         )
         ignored = ("optimizer.", "features.", "rng_state", "chained_")
         # Converted weights have some tensors under the names of several layer specifications.
-        repeated = set(self.common.get("repeated_keys") or ())
+        listed = self.common.get("repeated_keys")
+        repeated = {key for key in listed if isinstance(key, str)} if isinstance(listed, list) else set()
         unused = sorted(
             key
             for key in self.index.keys

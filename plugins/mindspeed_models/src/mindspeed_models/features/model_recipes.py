@@ -107,7 +107,8 @@ class ModelRecipes(Feature):
         """Load a Hugging Face folder; anything else is left to the host."""
         if run.session.platform.dry_run:
             return None
-        found = starting_folder(run.args) if source is None else None
+        training = run.optimizer is not None
+        found = starting_folder(run.args, training=training) if source is None else None
         if source is not None and is_model_folder(source):
             found = ("source", source)
         if found is None:
