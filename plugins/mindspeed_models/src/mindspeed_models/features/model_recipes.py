@@ -22,7 +22,7 @@ class ModelRecipes(Feature):
 
     name = "model-recipes"
     family = "models"
-    summary = "Set a model's flags from its name or config.json, and load its Hugging Face weights"
+    summary = "Set a model's flags by name or config.json, and load its published weights"
     flags = (
         Flag(
             _MODEL,

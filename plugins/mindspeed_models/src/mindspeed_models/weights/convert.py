@@ -32,7 +32,7 @@ from mindspeed_models.weights.distributed_file import (
     write_tensor,
 )
 from mindspeed_models.weights.hf_files import HfFiles
-from mindspeed_models.weights.legacy import LegacyReader
+from mindspeed_models.weights.legacy_files import LegacyReader
 from mindspeed_models.weights.module_state import state_keys
 from mindspeed_models.weights.reader import TableReader
 from mindspeed_models.weights.source_names import NAMES, describe_names

@@ -21,7 +21,7 @@ from mindspeed_models.config_file import NAME as CONFIG
 from mindspeed_models.config_file import Keys
 from mindspeed_models.recipe import ModelPlan, Recipe
 from mindspeed_models.weights.hf_files import shown
-from mindspeed_models.weights.legacy import LegacyFiles
+from mindspeed_models.weights.legacy_files import LegacyFiles
 from mindspeed_models.weights.mcore_files import McoreFiles
 from mindspeed_models.weights.reader import EMBEDDING, HEAD, VOCABULARY
 from mindspeed_models.weights.safetensors_writer import write_file

@@ -19,7 +19,7 @@ from mindspeed_models.config_file import NAME as CONFIG
 from mindspeed_models.weights.safetensors_file import SafetensorsFile, Stored
 
 SCALE = "_scale_inv"
-"""What follows a weight's name in that of its scales."""
+"""End of the name of a weight's scales, behind its own name."""
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _BLOCK = 128
 _SHOWN = 8

@@ -133,7 +133,8 @@ def when_tp_pp_change(
 ) -> None:
     """Bring weights with a file for each rank to other parallel sizes, or to a checkpoint for all of them."""
     from mindspeed_models.weights.convert import Conversion, write_checkpoint
-    from mindspeed_models.weights.legacy import LegacyFiles, LegacyReader, write_legacy
+    from mindspeed_models.weights.legacy import write_legacy
+    from mindspeed_models.weights.legacy_files import LegacyFiles, LegacyReader
     from mindspeed_models.weights.unfinished import identity_of
 
     recipe, plan = _older_model(source, config, model, vocabulary, given)
@@ -219,7 +220,7 @@ def _older_model(
         content = read_config(config)
         recipe = named_model(model)[0] if model else family_of(content, str(config))
         return recipe, recipe.make_plan(content)
-    from mindspeed_models.weights.legacy import ffn_of
+    from mindspeed_models.weights.legacy_files import ffn_of
 
     layers, hidden, heads = _TYPES.get(
         given["size"] or "", (given["layers"], given["hidden"], given["heads"])

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mindspeed_core")
 METADATA: Mapping[str, Any] = {"non_homogeneous_layers": True, "singleton_local_shards": False}
-"""How state is described here: every layer by its own key."""
+"""Layout of the described state: every layer has keys of its own."""
 _AT_ONCE = 256 << 20
 """Bytes of loaded weights that a rank holds beside its model."""
 

@@ -115,7 +115,7 @@ def _grouped(rows: int, plan: ModelPlan, *, packed: bool) -> list[Segment]:
 
 
 When = Callable[["ModelPlan", int], bool]
-"""Whether a row exists in the layer (or prediction module) with that index."""
+"""Condition for a row in the layer (or prediction module) with that index."""
 
 
 @dataclass(frozen=True)
