@@ -135,3 +135,23 @@ def started_twice(folder: str, saved: str) -> list[str]:
             finally:
                 teardown(session)
     return found
+
+
+def losses_of(folder: str, layouts: list[list[str]]) -> list[list[float]]:
+    """Train three steps from a folder's weights under each layout; return the losses."""
+    from mindspeed_core.activation import prepare
+    from mindspeed_train.loop import setup, teardown
+
+    found = []
+    for layout in layouts:
+        training = ["--global-batch-size", "8", "--train-iters", "3", "--lr-decay-style", "constant"]
+        with prepare([*BASE, *training, "--load", folder, *layout], host="standalone") as session:
+            run = setup(session)
+            losses = []
+            for _ in range(3):
+                losses.append(float(session.call("train_step", run=run).losses["lm loss"]))
+                run.iteration += 1
+                run.consumed_train_samples += 8
+            found.append(losses)
+            teardown(session)
+    return found

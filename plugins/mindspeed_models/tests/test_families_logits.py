@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
-from loaded_logits import logits_of
+from loaded_logits import logits_of, losses_of
 from safetensors.torch import load_file, save_file
 from tiny_models import MODELS, make
 
 from mindspeed_testing import run_world
+from mindspeed_testing.small_llama import write_small_llama
 
 TP2 = ["--tensor-model-parallel-size", "2"]
 SP = [*TP2, "--sequence-parallel"]
@@ -132,3 +133,17 @@ def test_every_family_gives_the_same_logits_on_two_ranks(folder):
         if (size := difference(folder(name), found)) > BOUND
     }
     assert wrong == {}
+
+
+@pytest.mark.thorough
+def test_training_goes_on_from_the_loaded_weights_alike_in_every_layout(tmp_path):
+    """Main parameters, shards of the optimizer and virtual stages begin with what was loaded."""
+    path = str(write_small_llama(tmp_path / "hf"))
+    sharded = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+    virtual = [*PP2, "--num-layers-per-virtual-pipeline-stage", "1"]
+    ((alone, half),) = run_world(losses_of, 1, path, [[], ["--bf16"]])
+    shared = run_world(losses_of, 2, path, [sharded, virtual, SP, [*sharded, "--bf16"]])[1]
+    for losses in shared[:3]:
+        assert losses == pytest.approx(alone, abs=2e-5)
+    assert shared[3] == pytest.approx(half, abs=5e-3)
+    assert len(set(alone)) == 3
