@@ -46,10 +46,10 @@ def place_adapters(
             )
         if not takes_adapters(module):
             name = getattr(module, "__qualname__", module)
+            owner = f" of {site.placed_by}" if site.placed_by else ""
             raise UserError(
-                f"{TARGETS}: {site.role} ({site.path}) is {name}"
-                f"{f' of {site.placed_by}' if site.placed_by else ''}, and an adapter stands beside "
-                "column- and row-parallel linears of megatron-core; use --transformer-impl local, or drop the target"
+                f"{TARGETS}: {site.role} ({site.path}) is {name}{owner}, and adapters stand beside column- "
+                "and row-parallel linears of megatron-core; use --transformer-impl local, or drop the target"
             )
         place = ".".join((str(site.layer_number), *site.within, site.role))
         gated = site.role == "fc1" and bool(config.gated_linear_unit)
