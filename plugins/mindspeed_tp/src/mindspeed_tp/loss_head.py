@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from mindspeed_core.errors import SessionError
-from mindspeed_core.linear_layout import is_opaque
+from mindspeed_megatron.linear_layout import is_opaque
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_megatron.vocabulary import KEPT
 from mindspeed_tp.chunked_loss import ChunkedLoss, LossPlan

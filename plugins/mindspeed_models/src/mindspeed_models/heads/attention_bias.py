@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.layer_spec import ANY_LAYOUT, Site, SpecEditor
+from mindspeed_megatron.layer_spec import ANY_LAYOUT, Site, SpecEditor
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session

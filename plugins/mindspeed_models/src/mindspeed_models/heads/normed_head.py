@@ -26,7 +26,7 @@ class _NormedRows:
     """The part of a column-parallel linear that normalizes the rows of its weight."""
 
     opaque = True
-    """See `mindspeed_core.linear_layout`: the product is not that of the weight itself."""
+    """See `mindspeed_megatron.linear_layout`: the product is not that of the weight itself."""
 
     def forward(
         self: Any, input_: Tensor, weight: Tensor | None = None, runtime_gather_output: bool | None = None

@@ -49,7 +49,7 @@ class LowRankUpdate:
     lora_A: nn.Parameter
     lora_B: nn.Parameter
     opaque = True
-    """See `mindspeed_core.linear_layout`: more than the product with its weight."""
+    """See `mindspeed_megatron.linear_layout`: more than the product with its weight."""
 
     def add_adapter(self: Any, options: AdapterOptions) -> None:
         """Create the parameters of the adapter.

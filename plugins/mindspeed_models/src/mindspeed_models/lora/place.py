@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from megatron.core.transformer import ModuleSpec
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.layer_spec import Site, SpecEditor
-from mindspeed_core.linear_layout import is_opaque
+from mindspeed_megatron.layer_spec import Site, SpecEditor
+from mindspeed_megatron.linear_layout import is_opaque
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_models.lora.linears import adapt_instance, adapted, takes_adapters
 from mindspeed_models.lora.options import NAME, TARGETS, LoraOptions
