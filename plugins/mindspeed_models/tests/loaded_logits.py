@@ -69,3 +69,39 @@ def forward(run: Any, ids: torch.Tensor) -> torch.Tensor | None:
         return None
     logits = gather_from_tensor_model_parallel_region(output)
     return logits[..., : run.args.vocab_size].clone()
+
+
+def plainly_loaded(source: str, converted: str) -> tuple[list[str], list[str]]:
+    """Load a converted checkpoint as Megatron-LM does; return weights that differ from the files', and notes.
+
+    The notes are what a run says that begins with the files.
+    """
+    import logging
+
+    from megatron.core import dist_checkpointing
+
+    from mindspeed_core.activation import prepare
+    from mindspeed_megatron.unwrap import unwrap
+    from mindspeed_train.loop import setup, teardown
+
+    said: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logging.getLogger("mindspeed_core").addHandler(Kept())
+    with prepare([*BASE, "--load", source], host="standalone") as session:
+        run = setup(session)
+        model = unwrap(run.model[0])
+        expected = {name: each.detach().clone() for name, each in model.named_parameters()}
+        said.append(f"iteration {run.iteration}, loaded {run.loaded.path}")
+        path = Path(converted) / "release"
+        metadata = dist_checkpointing.load_content_metadata(str(path))
+        state = {"model": model.sharded_state_dict(metadata=metadata)}
+        loaded = dist_checkpointing.load(state, str(path))["model"]
+        common = dist_checkpointing.load_common_state_dict(str(path))
+        said.append(f"checkpoint version {common['checkpoint_version']}, layers {common['args'].num_layers}")
+        wrong = [name for name, each in expected.items() if not torch.equal(loaded[name].detach(), each)]
+        teardown(session)
+    return wrong, said

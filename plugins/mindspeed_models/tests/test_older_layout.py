@@ -33,7 +33,14 @@ def model(tmp_path_factory):
 
 @pytest.mark.parametrize("merged", [[], ["--merge-mlp"]], ids=["apart", "merged"])
 def test_files_of_each_rank_come_back_as_the_same_bytes(model, tmp_path, merged):
-    layout = ["--tensor-model-parallel-size", 2, "--pipeline-model-parallel-size", 2, "--legacy-layout", *merged]
+    layout = [
+        "--tensor-model-parallel-size",
+        2,
+        "--pipeline-model-parallel-size",
+        2,
+        "--legacy-layout",
+        *merged,
+    ]
     run(from_huggingface, "--input-model-dir", model, "--output-model-dir", tmp_path / "old", *layout)
     ranks = sorted(path.name for path in (tmp_path / "old/release").iterdir())
     assert ranks == ["mp_rank_00_000", "mp_rank_00_001", "mp_rank_01_000", "mp_rank_01_001"]
@@ -58,7 +65,8 @@ def test_ranks_have_the_shapes_and_names_that_ascendspeed_loads(model, tmp_path)
     key = language["encoder"]["layers.0.self_attention.query_key_value.weight"]
     assert torch.equal(key[8:12], whole["model.layers.0.self_attn.k_proj.weight"][8:12])
     assert torch.equal(
-        language["encoder"]["layers.3.mlp.dense_4h_to_h.weight"], whole["model.layers.3.mlp.down_proj.weight"][:, 24:]
+        language["encoder"]["layers.3.mlp.dense_4h_to_h.weight"],
+        whole["model.layers.3.mlp.down_proj.weight"][:, 24:],
     )
     assert (tmp_path / "old/latest_checkpointed_iteration.txt").read_text() == "release"
 
@@ -66,9 +74,21 @@ def test_ranks_have_the_shapes_and_names_that_ascendspeed_loads(model, tmp_path)
 def test_other_parallel_sizes_are_written_from_files_of_each_rank(model, tmp_path):
     source = ["--input-model-dir", model, "--output-model-dir", tmp_path / "old", "--legacy-layout"]
     run(from_huggingface, *source, "--tensor-model-parallel-size", 2, "--pipeline-model-parallel-size", 2)
-    sizes = ["--num-layers", 4, "--hidden-size", 32, "--num-heads", 8, "--num-kv-heads", 4, "--orig-vocab-size", 250]
+    sizes = [
+        "--num-layers",
+        4,
+        "--hidden-size",
+        32,
+        "--num-heads",
+        8,
+        "--num-kv-heads",
+        4,
+        "--orig-vocab-size",
+        250,
+    ]
     run(
-        when_tp_pp_change, "--input-model-dir", tmp_path / "old/release", "--output-model-dir", tmp_path / "new",
+        when_tp_pp_change, "--input-model-dir", tmp_path / "old/release",
+        "--output-model-dir", tmp_path / "new",
         "--src-tensor-model-parallel-size", 2, "--src-pipeline-model-parallel-size", 2,
         "--tgt-tensor-model-parallel-size", 4, "--legacy-layout", *sizes,
     )  # fmt: skip
@@ -81,7 +101,16 @@ def test_other_parallel_sizes_are_written_from_files_of_each_rank(model, tmp_pat
 
 
 def test_heads_that_older_converters_strided_are_put_in_order(model, tmp_path):
-    run(from_huggingface, "--input-model-dir", model, "--output-model-dir", tmp_path / "old", "--legacy-layout", "--tensor-model-parallel-size", 2)
+    run(
+        from_huggingface,
+        "--input-model-dir",
+        model,
+        "--output-model-dir",
+        tmp_path / "old",
+        "--legacy-layout",
+        "--tensor-model-parallel-size",
+        2,
+    )
     for rank in range(2):
         path = tmp_path / f"old/release/mp_rank_{rank:02d}/model_optim_rng.pt"
         state = torch.load(path, weights_only=True)
@@ -112,9 +141,13 @@ def test_the_command_line_of_the_readme_of_old_runs(model, tmp_path):
 
 def test_what_cannot_be_is_refused_in_one_sentence(model, tmp_path):
     given = ["--input-model-dir", model, "--output-model-dir", tmp_path / "x"]
-    assert "--type 7B has --num-layers 32, the model has 4" in refused(from_huggingface, *given, "--type", "7B")
+    assert "--type 7B has --num-layers 32, the model has 4" in refused(
+        from_huggingface, *given, "--type", "7B"
+    )
     assert "--num-heads 16: the model has 8" in refused(from_huggingface, *given, "--num-heads", 16)
     legacy = [*given, "--legacy-layout"]
-    assert "--pipeline-model-parallel-size 3" in refused(from_huggingface, *legacy, "--pipeline-model-parallel-size", 3)
+    assert "--pipeline-model-parallel-size 3" in refused(
+        from_huggingface, *legacy, "--pipeline-model-parallel-size", 3
+    )
     assert "key and value heads" in refused(from_huggingface, *legacy, "--tensor-model-parallel-size", 8)
     assert "mp_rank_*" in refused(when_tp_pp_change, "--input-model-dir", model, "--model-config", model)

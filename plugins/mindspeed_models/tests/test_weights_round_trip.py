@@ -5,7 +5,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from loaded_logits import logits_of
+from loaded_logits import logits_of, plainly_loaded
 from safetensors import safe_open
 from test_families_logits import PP2, SP, difference
 from tiny_models import MODELS, make
@@ -22,7 +22,7 @@ def digests(folder):
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            for name in file.keys():
+            for name in list(file.keys()):
                 tensor = file.get_tensor(name)
                 kind = (str(tensor.dtype), tuple(tensor.shape))
                 content = tensor.contiguous().view(-1).numpy().tobytes()
@@ -68,3 +68,14 @@ def test_a_converted_checkpoint_gives_the_same_logits_in_other_layouts(converted
     cases = [(str(source), [*model, *layout]) for layout in (SP, PP2)]
     for found in zip(*run_world(logits_of, 2, cases, False)):
         assert difference(source, found) <= 2e-5
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_megatron_core_alone_loads_a_converted_checkpoint(converted, name):
+    source, target = converted(name)
+    ((wrong, said),) = run_world(plainly_loaded, 1, str(source), str(target))
+    assert wrong == []
+    assert f"iteration 0, loaded {source}" in said
+    assert f"checkpoint version 3.0, layers {4}" in said
+    assert not any("scratch" in text for text in said)
+    assert (target / "latest_checkpointed_iteration.txt").read_text() == "release"

@@ -52,7 +52,8 @@ def test_a_script_loads_a_folder_under_other_layouts_and_trains_the_same(folder)
     saved = load_file(folder / "model.safetensors")
     loaded = alone["weights"]
     assert torch.equal(loaded["embedding.word_embeddings.weight"][:60], saved["model.embed_tokens.weight"])
-    assert torch.equal(loaded["decoder.layers.1.mlp.linear_fc2.weight"], saved["model.layers.1.mlp.down_proj.weight"])
+    assert torch.equal(
+        loaded["decoder.layers.1.mlp.linear_fc2.weight"], saved["model.layers.1.mlp.down_proj.weight"]
+    )
     shared = run_world(train, 2, str(folder), "--pretrained-checkpoint", str(folder), *TP2)
     assert shared[0]["losses"] == pytest.approx(alone["losses"], abs=1e-5)
-

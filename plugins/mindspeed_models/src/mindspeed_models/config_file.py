@@ -1,7 +1,7 @@
 """Reading of ``config.json``: the older and the newer spelling of one fact, each key checked once.
 
-Files on hubs spell ``rope_theta`` and ``rope_scaling`` flat and the dtype ``torch_dtype``; transformers 5 nests
-``rope_parameters`` and writes ``dtype``. Missing keys take the default of the family, not of the file.
+Files on hubs spell ``rope_theta`` and ``rope_scaling`` flat and the dtype ``torch_dtype``; transformers 5
+nests ``rope_parameters`` and writes ``dtype``. Missing keys take the default of the family, not of the file.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Keys:
             self.refuse(name, reason)
 
     def rope(self) -> dict[str, Any]:
-        """Return the parameters of rotary positions in the newer spelling: ``rope_theta``, ``rope_type``, …."""
+        """Return the parameters of rotary positions in the newer spelling (``rope_theta``, …)."""
         found = dict(self.get("rope_parameters", default={}))
         if not found:
             found = dict(self.get("rope_scaling", default={}))

@@ -8,14 +8,14 @@ from importlib import import_module
 from typing import Any
 
 from mindspeed_core.discovery.extensions import installed_extensions
-from mindspeed_core.discovery.spelling import guess
+from mindspeed_core.errors import guess
 from mindspeed_models.config_file import NAME
 from mindspeed_models.extension_points import RECIPES
 from mindspeed_models.recipe import Config, Recipe, RecipeError
 
 BUILT_IN = (
-    *("llama", "llama3", "qwen2", "qwen3", "qwen_moe", "mistral", "deepseek", "gemma"),
-    *("aquila", "baichuan", "bloom"),
+    *("llama", "llama3", "qwen2", "qwen3", "qwen_moe", "mistral", "mixtral", "deepseek_v2", "deepseek_v3"),
+    *("gemma", "aquila", "baichuan", "bloom", "internlm"),
 )
 """Modules of `mindspeed_models.recipes`."""
 
@@ -50,7 +50,8 @@ def family_of(config: Config, where: str = NAME) -> Recipe:
         remote = config.get("auto_map")
         code = "; its own code (auto_map) is never run" if remote else ""
         raise RecipeError(
-            f"{where}: no installed family reads models of type {kind!r}{code}{guess(str(kind), list(known))}; "
+            f"{where}: no installed family reads models of type "
+            f"{kind!r}{code}{guess(str(kind), list(known))}; "
             "--model NAME says which family it is"
         )
     if recipe.refused:
@@ -79,7 +80,8 @@ def named_model(name: str) -> tuple[Recipe, Config | None]:
             return recipe, None
         if size not in recipe.sizes:
             raise RecipeError(
-                f"--model {name}: the family {family} has no size {size!r}{guess(size, list(recipe.sizes))}; it has "
+                f"--model {name}: the family {family} has no size "
+                f"{size!r}{guess(size, list(recipe.sizes))}; it has "
                 f"{', '.join(recipe.sizes) or 'none'}"
             )
         return recipe, recipe.sizes[size]

@@ -1,4 +1,4 @@
-"""The Hugging Face folder that a run starts from, if its flags name one and it has no checkpoint of its own."""
+"""The Hugging Face folder that a run starts from, where it has no checkpoint of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TRACKER = "latest_checkpointed_iteration.txt"
 def folders(args: Any) -> list[tuple[str, str]]:
     """Return the folders with a ``config.json`` that flags name as weights, each with its flag.
 
-    A folder that training has saved into is none, whatever else lies in it. Torch-free: called while planning.
+    A folder that training has saved into is none, whatever else lies in it. Torch-free, for planning.
     """
     named = ((LOAD, getattr(args, "load", None)), (PRETRAINED, getattr(args, "pretrained_checkpoint", None)))
     return [(flag, folder) for flag, folder in named if folder and is_model_folder(folder)]

@@ -75,7 +75,7 @@ class ScaledEmbedding(Feature):
     conflicts = (
         Conflict(
             flag="--mtp-num-layers",
-            reason="predictions of further tokens have an embedding of their own on another stage; drop one of "
+            reason="predictions of further tokens have an embedding of their own elsewhere; drop one of "
             "the two",
         ),
     )

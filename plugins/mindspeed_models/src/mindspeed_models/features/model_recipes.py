@@ -9,6 +9,7 @@ from mindspeed_core.feature import Feature, Flag, hookimpl
 from mindspeed_models.config_file import read_config
 from mindspeed_models.contradictions import OVERRIDE, contradictions
 from mindspeed_models.families import family_names, family_of, named_model
+from mindspeed_models.features.recipe_proofs import GATE_PROOFS, PADDING_PROOFS, RECIPE_PROOFS
 from mindspeed_models.recipe import Config, ModelPlan, Recipe, RecipeError
 from mindspeed_models.starting_point import folders, is_model_folder, starting_folder
 
@@ -41,13 +42,14 @@ class ModelRecipes(Feature):
             _ADDED,
             type=int,
             default=0,
-            help="Tokens that the tokenizer has beyond the model's; their rows begin as the mean of all others.",
+            help="Tokens of the tokenizer beyond the model's; their rows begin as the mean of all others.",
         ),
     )
     docs = "mindspeed_models:docs/model-recipes.md"
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    verify = RECIPE_PROOFS
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
@@ -81,7 +83,8 @@ class ModelRecipes(Feature):
             return [str(error)]
         if found is None:
             return [
-                f"{_MODEL} {args.model} names a family and no size; add the size ({_MODEL} {args.model}-SIZE), or "
+                f"{_MODEL} {args.model} names a family and no size; add the size ({_MODEL} "
+                f"{args.model}-SIZE), or "
                 f"{_CONFIG}"
             ]
         if args.added_token_num < 0:
@@ -93,7 +96,10 @@ class ModelRecipes(Feature):
             f"{each} ({recipe.name}, {_origin(args)}); leave the flag out, or give {OVERRIDE}"
             for each in contradictions(plan, args)
         ]
-        missing = [name for name in plan.arguments if not hasattr(args, name) and plan.arguments[name]]
+        missing = []
+        if hasattr(args, "norm_epsilon"):
+            # Planned outside of a script of Megatron-LM, the script's own flags are not known.
+            missing = [name for name, value in plan.arguments.items() if value and not hasattr(args, name)]
         return [*problems, *(_without_flag(recipe, name) for name in missing)]
 
     @hookimpl
@@ -122,6 +128,7 @@ class PaddedVocabulary(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    verify = PADDING_PROOFS
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
@@ -164,6 +171,7 @@ class NoGate(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    verify = GATE_PROOFS
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
@@ -217,6 +225,7 @@ def _own_padding(args: Any) -> str | None:
 
 def _without_flag(recipe: Recipe, name: str) -> str:
     return (
-        f"the family {recipe.name} needs --{name.replace('_', '-')}, which no installed package brings; upgrade "
+        f"the family {recipe.name} needs --{name.replace('_', '-')}, which no installed package brings; "
+        "upgrade "
         "mindspeed-models"
     )

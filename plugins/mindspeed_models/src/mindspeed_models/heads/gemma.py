@@ -45,7 +45,8 @@ def scale_embeddings(session: Session, chunks: Sequence[Any], owner: str) -> Non
     for chunk in chunks:
         embedding: Any = getattr(unwrap(chunk), "embedding", None)
         if embedding is not None:
-            embedding.__class__ = _scaled(type(embedding))
+            kind: Any = type(embedding)
+            embedding.__class__ = _scaled(kind)
             found += 1
     session.place(owner, found)
 

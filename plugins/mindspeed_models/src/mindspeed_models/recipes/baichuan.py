@@ -11,6 +11,7 @@ from mindspeed_models.recipes.decoder import (
     PACKED,
     decoder_arguments,
     decoder_config,
+    decoder_size,
     training_defaults,
 )
 
@@ -47,19 +48,7 @@ def _config(plan: ModelPlan) -> dict[str, Any]:
     return config
 
 
-def _size(layers: int, hidden: int, ffn: int, heads: int, vocab: int, **more: Any) -> Config:
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": ffn,
-        "num_attention_heads": heads,
-        "vocab_size": vocab,
-        "rms_norm_eps": 1e-6,
-        **more,
-    }
-
-
-_7B, _13B = (32, 4096, 11008, 32), (40, 5120, 13696, 40)
+_7B, _13B = (32, 4096, 11008, 32, 32), (40, 5120, 13696, 40, 40)
 BAICHUAN = Recipe(
     name="baichuan",
     summary="Baichuan: q, k, v in one matrix; biases in place of rotary positions in 13B",
@@ -68,9 +57,9 @@ BAICHUAN = Recipe(
     config=_config,
     rows=_ROWS,
     sizes={
-        "tiny": _size(2, 64, 176, 4, 256, max_position_embeddings=256),
-        "7b": _size(*_7B, 64000, max_position_embeddings=4096),
-        "13b": _size(*_13B, 64000, model_max_length=4096),
+        "tiny": decoder_size(2, 64, 176, 4, 4, 256, max_position_embeddings=256),
+        "7b": decoder_size(*_7B, 64000, max_position_embeddings=4096),
+        "13b": decoder_size(*_13B, 64000, model_max_length=4096),
     },
     chat_template="baichuan",
 )
@@ -81,9 +70,9 @@ BAICHUAN2 = Recipe(
     config=_config,
     rows=_ROWS,
     sizes={
-        "tiny": _size(2, 64, 176, 4, 256, max_position_embeddings=256, normalized_head=True),
-        "7b": _size(*_7B, 125696, max_position_embeddings=4096),
-        "13b": _size(*_13B, 125696, model_max_length=4096),
+        "tiny": decoder_size(2, 64, 176, 4, 4, 256, max_position_embeddings=256, normalized_head=True),
+        "7b": decoder_size(*_7B, 125696, max_position_embeddings=4096),
+        "13b": decoder_size(*_13B, 125696, model_max_length=4096),
     },
     chat_template="baichuan",
 )

@@ -1,4 +1,4 @@
-"""Bloom of BigScience: LayerNorm with biases everywhere, linear biases as positions, a norm of the embedding."""
+"""Bloom of BigScience: LayerNorm, linear biases as positions, a norm of the embedding."""
 
 from __future__ import annotations
 
@@ -19,20 +19,16 @@ def _plan(config: Config) -> ModelPlan:
         "hidden_size": hidden,
         "ffn_hidden_size": 4 * hidden,
         "num_attention_heads": heads,
-        "group_query_attention": False,
         "kv_channels": hidden // heads,
         "normalization": "LayerNorm",
         "norm_epsilon": float(keys.get("layer_norm_epsilon", default=1e-5)),
-        "swiglu": False,
-        "add_bias_linear": True,
+        **dict.fromkeys(("add_bias_linear", "embed_layernorm"), True),
+        **dict.fromkeys(("swiglu", "group_query_attention", "untie_embeddings_and_output_weights"), False),
         "position_embedding_type": "alibi",
-        "embed_layernorm": True,
         "vocab_size": keys.count("vocab_size"),
-        "untie_embeddings_and_output_weights": False,
     }
     defaults = {
-        "attention_dropout": float(config.get("attention_dropout") or 0.0),
-        "hidden_dropout": float(config.get("hidden_dropout") or 0.0),
+        **{name: float(config.get(name) or 0.0) for name in ("attention_dropout", "hidden_dropout")},
         "init_method_std": float(config.get("initializer_range") or 0.02),
         "max_position_embeddings": keys.count("seq_length", default=2048),
     }

@@ -67,6 +67,6 @@ GEMMA2 = Recipe(name="gemma2", model_types=("gemma2",), refused=_REASON)
 GEMMA3 = Recipe(
     name="gemma3",
     model_types=("gemma3", "gemma3_text"),
-    refused="layers alternate between a window and all tokens with two kinds of positions, and four norms each",
+    refused="layers alternate between a window and all tokens, with two kinds of positions and four norms",
 )
 RECIPES = (GEMMA, GEMMA2, GEMMA3)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mindspeed_models.config_file import NAME, Keys
-from mindspeed_models.recipe import ModelPlan, RecipeError
+from mindspeed_models.recipe import Config, ModelPlan, RecipeError
 from mindspeed_models.recipes.decoder import ENDS, HF_LAYER, LAYER, dense, gated_mlp, routed, whole
 from mindspeed_models.recipes.experts import expert_rows
 from mindspeed_models.weights.table import Row, When
@@ -15,7 +16,7 @@ _EVERY_EXPERT = ("mlp.gate", "mlp.experts")
 
 
 def latent_arguments(keys: Keys) -> dict[str, Any]:
-    """Return the flags of attention, experts and sizes; all of megatron-core's yarn defaults are spelled out."""
+    """Return the flags of attention, experts and sizes, with all of yarn's defaults spelled out."""
     keys.only("hidden_act", "silu", reason="and gated layers here have silu")
     keys.only("attention_bias", False, reason="and published models have no biases")
     keys.only(
@@ -215,3 +216,27 @@ def _predictions() -> tuple[Row, ...]:
         *_attention(inner, _HF_MTP),
         *_experts(inner, _HF_MTP, None, _has_shared, bias=True),
     )
+
+
+YARN = {
+    "type": "yarn",
+    "factor": 40,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "original_max_position_embeddings": 4096,
+}
+_SIZES = (
+    "num_hidden_layers hidden_size intermediate_size num_attention_heads moe_intermediate_size vocab_size"
+)
+_LATENT = "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
+_ROUTED = "n_routed_experts num_experts_per_tok n_shared_experts first_k_dense_replace"
+
+
+def latent_size(
+    sizes: Sequence[int], experts: Sequence[int], latent: Sequence[int | None], **more: Any
+) -> Config:
+    """Return the ``config.json`` of one size."""
+    found: dict[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 163840, "rope_theta": 10000}
+    for names, values in ((_SIZES, sizes), (_ROUTED, experts), (_LATENT, latent)):
+        found.update(zip(names.split(), values))
+    return {**found, **more}

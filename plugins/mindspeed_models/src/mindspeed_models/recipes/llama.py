@@ -16,6 +16,7 @@ from mindspeed_models.recipes.decoder import (
 
 
 def llama_plan(config: Config) -> ModelPlan:
+    """Return the plan of a model without biases."""
     keys = Keys(config)
     for name in ("attention_bias", "mlp_bias"):
         keys.only(
@@ -28,6 +29,7 @@ def llama_plan(config: Config) -> ModelPlan:
 
 
 def llama_config(plan: ModelPlan) -> dict[str, Any]:
+    """Return the ``config.json`` of a plan."""
     return decoder_config(plan, "llama", "LlamaForCausalLM")
 
 

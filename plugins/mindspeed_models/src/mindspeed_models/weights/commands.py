@@ -187,6 +187,7 @@ def families_command() -> None:
 
 
 def described_folder(source: Path, model: str | None) -> tuple[Recipe, ModelPlan]:
+    """Return family and plan of the model in a folder; ``model`` names the family where it is given."""
     content = read_config(source, "--input-model-dir")
     recipe = named_model(model)[0] if model else family_of(content, f"--input-model-dir {source}")
     return recipe, recipe.make_plan(content)

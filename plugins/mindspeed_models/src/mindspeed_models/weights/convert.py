@@ -45,7 +45,8 @@ HF = "hf"
 RELEASE = "release"
 _UNFINISHED = ".converting"
 _BESIDE = (
-    "config.json generation_config.json tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json "
+    "config.json generation_config.json tokenizer.json tokenizer_config.json tokenizer.model "
+    "special_tokens_map.json "
     "added_tokens.json vocab.json vocab.txt merges.txt chat_template.jinja chat_template.json"
 ).split()
 _PART_BYTES = 1 << 30
@@ -192,7 +193,7 @@ def _write_part(
 
 
 def _write_objects(work: UnfinishedWork, options: Conversion) -> None:
-    """Write what modules of megatron-core save beside tensors: empty here, and asked for when it is loaded."""
+    """Write what modules of megatron-core save beside tensors: empty, and asked for by a load."""
     name = "__objects_0.distcp"
     file = DigestedFile(work.temporary(name))
     entries = options.recipe.entries(options.plan).values()

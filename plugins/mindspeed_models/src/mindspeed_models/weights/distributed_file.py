@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from mindspeed_models.weights.safetensors_file import bytes_of
 from mindspeed_models.weights.unfinished import DigestedFile
 from mindspeed_train.checkpoint.tensor_archive import around
 
@@ -59,9 +60,7 @@ def write_tensor(file: DigestedFile, chunk: Chunk, tensor: torch.Tensor) -> Plac
     """Append a tensor as an archive of its own."""
     begin = file.size
     before, after = around(tensor.shape, tensor.dtype)
-    content = memoryview(b"")
-    if tensor.numel():
-        content = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    content = bytes_of(tensor.contiguous())
     crc = zlib.crc32(content).to_bytes(4, "little")
     for piece in (before, content, *(crc if each is None else each for each in after)):
         assert isinstance(piece, (bytes, memoryview))

@@ -49,7 +49,8 @@ class _BinFile:
         except Exception as error:
             reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
             raise DataError(
-                f"{path}: is no file of weights alone ({reason}); nothing in it was run; save it as safetensors "
+                f"{path}: is no file of weights alone ({reason}); nothing in it was run; save it as "
+                "safetensors "
                 "where you trust it"
             ) from error
         if not isinstance(self._tensors, dict) or not all(
@@ -99,7 +100,8 @@ class HfFiles:
         absent = sorted(listed - self._homes.keys())
         if absent:
             raise DataError(
-                f"{self.folder}: the index names {len(absent)} tensors that no shard holds: {shown(absent)}; copy "
+                f"{self.folder}: the index names {len(absent)} tensors that no shard holds: "
+                f"{shown(absent)}; copy "
                 "shards and index again"
             )
         stripped = bool(prefix) and not any(name.startswith(prefix) for name in self._homes)
@@ -176,14 +178,16 @@ class HfFiles:
         stored, scale = self._homes[name].stored[name], name + SCALE
         if scale not in self._homes:
             raise DataError(
-                f"{self.folder}: tensor {name!r} has 8 bits and no scales ({scale}), without which its numbers "
+                f"{self.folder}: tensor {name!r} has 8 bits and no scales ({scale}), without which its "
+                "numbers "
                 "mean nothing; get the complete files, or those in bfloat16"
             )
         high, wide = self._block
         shape = tuple(-(-size // block) for size, block in zip(stored.shape, (high, wide)))
         if self._homes[scale].stored[scale].shape != shape:
             raise DataError(
-                f"{self.folder}: {scale!r} has shape {list(self._homes[scale].stored[scale].shape)}, blocks of "
+                f"{self.folder}: {scale!r} has shape {list(self._homes[scale].stored[scale].shape)}, "
+                "blocks of "
                 f"{high} x {wide} need {list(shape)}"
             )
         first, last = rows or (0, stored.shape[0])

@@ -1,8 +1,8 @@
 """The older layout of MindSpeed and AscendSpeed: a file for each tensor- and pipeline-parallel rank.
 
-Layers are numbered within their pipeline stage, gate and up projection are two tensors unless they were merged,
-and the vocabulary is padded. Reading gives megatron-core's global tensors; files are read as data, nothing in
-them runs.
+Layers are numbered within their pipeline stage, gate and up projection are two tensors unless they were
+merged, and the vocabulary is padded. Reading gives megatron-core's global tensors; files are read as data,
+nothing in them runs.
 """
 
 from __future__ import annotations
@@ -88,12 +88,14 @@ class LegacyLayout:
                 raise DataError(f"{flag} {parts} does not divide the {count} {name}; choose a divisor")
         if plan.groups % self.tensor:
             raise DataError(
-                f"--tensor-model-parallel-size {self.tensor} does not divide the {plan.groups} key and value heads, "
+                f"--tensor-model-parallel-size {self.tensor} does not divide the {plan.groups} key and "
+                "value heads, "
                 "which the older layout needs; choose a divisor, or convert without --legacy-layout"
             )
         if plan.experts or plan.value("multi_latent_attention") or plan.value("embed_layernorm"):
             raise DataError(
-                f"--legacy-layout: models of the family {plan.family} have no older layout; convert without it"
+                f"--legacy-layout: models of the family {plan.family} have no older layout; convert "
+                "without it"
             )
 
     def padded(self, rows: int) -> int:

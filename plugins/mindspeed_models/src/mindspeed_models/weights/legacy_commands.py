@@ -147,14 +147,15 @@ def when_tp_pp_change(
         ):
             if said != found:
                 raise UserError(
-                    f"{flag} {said}: {files.path} holds the files of {found}; leave the flag out, or correct it"
+                    f"{flag} {said}: {files.path} holds the files of {found}; leave the flag out, or "
+                    "correct it"
                 )
         reader = LegacyReader(files, recipe, plan)
         if legacy_layout:
             click.echo(f"{write_legacy(reader, plan, target, _layout(tensor, pipeline, given))}: written")
             return
         options = Conversion(source, target, recipe, plan, say=click.echo)
-        sources = identity_of([path for path in files.path.rglob("*.pt")])
+        sources = identity_of(list(files.path.rglob("*.pt")))
         kept = {} if config is None else {"hf/config.json": _content(config)}
         path = write_checkpoint(reader, options, sources, kept)
     click.echo(f"{path}: loads under every layout; train with {_advice(target, tensor, pipeline)}")
@@ -202,7 +203,8 @@ def _check_sizes(plan: ModelPlan, given: dict[str, Any]) -> None:
             )
         if said.get(name, found) != found:
             raise UserError(
-                f"--type {given['size']} has {flag} {said[name]}, the model has {found}; leave --type out, or name the "
+                f"--type {given['size']} has {flag} {said[name]}, the model has {found}; leave --type "
+                "out, or name the "
                 "right files"
             )
 
@@ -224,7 +226,8 @@ def _older_model(
     )
     if None in (layers, hidden, heads):
         raise UserError(
-            "the older files do not say their sizes; give --model-config, --type, or --num-layers, --hidden-size and "
+            "the older files do not say their sizes; give --model-config, --type, or --num-layers, "
+            "--hidden-size and "
             "--num-heads"
         )
     recipe = named_model(model or "llama")[0]

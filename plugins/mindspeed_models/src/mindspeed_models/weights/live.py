@@ -38,7 +38,7 @@ from mindspeed_train.checkpoint.collective import on_all_ranks, on_first_rank
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
-    from mindspeed_core.session import Session
+    from mindspeed_megatron.hosts.library.session import LibrarySession
 
 logger = logging.getLogger("mindspeed_core")
 METADATA: Mapping[str, Any] = {"non_homogeneous_layers": True, "singleton_local_shards": False}
@@ -62,7 +62,7 @@ def load_folder(run: Run, folder: str, flag: str) -> LoadInfo:
     return _fill_run(run, folder, flag, selection.chosen, run.args)
 
 
-def load_pretrained(session: Session, folder: str | Path) -> None:
+def load_pretrained(session: LibrarySession, folder: str | Path) -> None:
     """Load the weights of a folder in a library session, whose program has built its model. Collective.
 
     Call it after the model and the optimizer were built, before the first step.
@@ -138,7 +138,8 @@ def open_reader(folder: str | Path, args: Namespace) -> TableReader:
     differing = list(contradictions(own, args, built=True))
     if differing and not getattr(args, "override_model_config", False):
         raise RecipeError(
-            f"{folder} holds another model than the one that is built: {'; '.join(map(str, differing))}; leave "
+            f"{folder} holds another model than the one that is built: {'; '.join(map(str, differing))}; "
+            "leave "
             f"the flags out, or give {OVERRIDE}"
         )
     if differing:
@@ -148,7 +149,7 @@ def open_reader(folder: str | Path, args: Namespace) -> TableReader:
 
 
 def plan_of_folder(folder: str | Path, model: str | None = None) -> tuple[Recipe, ModelPlan]:
-    """Return family and plan of the model in a folder; ``model`` is ``--model``, where it names the family."""
+    """Return family and plan of the model in a folder; ``model`` is ``--model``, if it is given."""
     config = read_config(folder, "--load")
     recipe = named_model(model)[0] if model else family_of(config, str(Path(folder) / "config.json"))
     return recipe, recipe.make_plan(config)
@@ -175,7 +176,8 @@ def fill_chunk(
     lacking = [each.key for entry in state.values() for each in _sharded(entry) if each.key not in reader]
     if lacking:
         raise DataError(
-            f"{reader.files.folder}: the model has weights that files of the family {reader.plan.family} do not "
+            f"{reader.files.folder}: the model has weights that files of the family {reader.plan.family} "
+            "do not "
             f"describe: {shown(set(lacking))}; leave out the flag that adds them"
         )
     names: set[str] = set()

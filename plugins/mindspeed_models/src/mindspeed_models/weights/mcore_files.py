@@ -12,6 +12,7 @@ import torch
 
 from mindspeed_core.errors import CheckpointError, DataError
 from mindspeed_models.weights.convert import HF
+from mindspeed_models.weights.safetensors_file import bytes_of
 from mindspeed_train.checkpoint.archive import StoredTensor, find_tensor
 from mindspeed_train.checkpoint.index import Chunk, TensorEntry, read_index
 from mindspeed_train.checkpoint.opened_files import Part, open_inside
@@ -147,7 +148,7 @@ class McoreFiles:
     @staticmethod
     def _read_into(part: Part, begin: int, result: torch.Tensor) -> None:
         if result.numel():
-            part.read_into(begin, memoryview(result.view(-1).view(torch.uint8).numpy()))
+            part.read_into(begin, bytes_of(result))
 
 
 def _checkpoint(folder: Path, step: int | None) -> Path:

@@ -115,7 +115,8 @@ class TableReader:
         for name, repeat in self._repeats():
             if not _equal(self.files, name, repeat):
                 raise DataError(
-                    f"{self.files.folder}: {repeat!r} differs from {name!r}, which the model uses in its place; "
+                    f"{self.files.folder}: {repeat!r} differs from {name!r}, which the model uses in its "
+                    "place; "
                     "with an output layer of its own a model has tie_word_embeddings false in config.json"
                 )
 
@@ -142,8 +143,8 @@ class TableReader:
             problems.append(f"{len(extra)} tensors belong to no part of the model: {shown(extra)}")
         if problems:
             raise DataError(
-                f"{self.files.folder}: is not a model of the family {recipe.name} as its config.json describes it; "
-                + "; ".join(problems)
+                f"{self.files.folder}: is not a model of the family {recipe.name} as its config.json "
+                "describes it; " + "; ".join(problems)
             )
 
     def _check_shape(self, key: str) -> None:
@@ -154,12 +155,14 @@ class TableReader:
             for name, shape, wanted in zip(entry.sources, shapes, expected):
                 if shape != wanted:
                     raise DataError(
-                        f"{self.files.folder}: tensor {name!r} has shape {list(shape)}, the model of config.json "
+                        f"{self.files.folder}: tensor {name!r} has shape {list(shape)}, the model of "
+                        "config.json "
                         f"needs {list(wanted)}"
                     )
             if key in VOCABULARY and rows < self.plan.vocabulary:
                 raise DataError(
-                    f"{self.files.folder}: tensor {entry.sources[0]!r} has {rows} rows, vocab_size in config.json "
+                    f"{self.files.folder}: tensor {entry.sources[0]!r} has {rows} rows, vocab_size in "
+                    "config.json "
                     f"is {self.plan.vocabulary}"
                 )
 

@@ -1,4 +1,4 @@
-"""One safetensors file: its header, checked against its length, and ranges of rows and columns of its tensors.
+"""One safetensors file: its header, checked against its length, and ranges of rows and columns.
 
 Reads go straight into the tensor that is returned, so that a process holds what it asked for and no page of
 the file beside it. The format is the library's: eight bytes of length, a JSON header, the tensors' bytes.
@@ -136,12 +136,12 @@ class SafetensorsFile:
             shape[0], begin = rows[1] - rows[0], begin + rows[0] * row
         if columns is None or len(shape) < 2 or columns == (0, shape[1]):
             result = torch.empty(shape, dtype=stored.dtype)
-            self._fill(_bytes_of(result), begin)
+            self._fill(bytes_of(result), begin)
             return result
         inner = row // shape[1] if shape[1] else 0
         shape[1] = columns[1] - columns[0]
         result = torch.empty(shape, dtype=stored.dtype)
-        content, part = _bytes_of(result), shape[1] * inner
+        content, part = bytes_of(result), shape[1] * inner
         for index in range(shape[0]):
             at = begin + index * row + columns[0] * inner
             self._fill(content[index * part : (index + 1) * part], at)
@@ -168,7 +168,9 @@ class SafetensorsFile:
         self.bytes_read += len(target)
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    content: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(content)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mindspeed_models.weights.safetensors_file import NAMES
+from mindspeed_models.weights.safetensors_file import NAMES, bytes_of
 from mindspeed_models.weights.unfinished import DigestedFile
 
 Described = Mapping[str, tuple[torch.dtype, Sequence[int]]]
@@ -45,8 +45,7 @@ def write_file(path: Path, tensors: Described, parts: Iterable[torch.Tensor]) ->
     try:
         file.write(header(tensors))
         for part in parts:
-            if part.numel():
-                file.write(memoryview(part.contiguous().view(-1).view(torch.uint8).numpy()))
+            file.write(bytes_of(part.contiguous()))
     except BaseException:
         file.abort()
         raise

@@ -1,8 +1,8 @@
 """The weight table: rows that say how tensors of megatron-core are made of tensors of Hugging Face files.
 
-Every transform joins whole ranges of rows of its sources, in some order. So one method, `segments`, serves the
-conversion, its inverse, a rank's share and a chunk of a stream: both ways are permutations of rows, bit for
-bit. Nothing here knows of tensor, pipeline or expert parallelism. Importing this module loads no torch.
+Every transform joins whole ranges of rows of its sources, in some order. So one method, `segments`, serves
+the conversion, its inverse, a rank's share and a chunk of a stream: both ways are permutations of rows, bit
+for bit. Nothing here knows of tensor, pipeline or expert parallelism. Importing this module loads no torch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ BloomQKV = Copy
 
 @dataclass(frozen=True)
 class Cat:
-    """Sources of equal size behind each other: ``[gate; up]``, the order of megatron-core's ``linear_fc1``."""
+    """Sources of equal size behind each other: ``[gate; up]`` of megatron-core's ``linear_fc1``."""
 
     count: int = 2
 

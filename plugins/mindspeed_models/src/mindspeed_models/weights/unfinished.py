@@ -45,7 +45,8 @@ class UnfinishedWork:
             if resume and known.is_file():
                 if known.read_text(encoding="utf-8") != text:
                     raise DataError(
-                        f"--resume: {folder} holds unfinished work on other files or with other flags; repeat the "
+                        f"--resume: {folder} holds unfinished work on other files or with other flags; "
+                        "repeat the "
                         "command as it was, or leave --resume out to begin anew"
                     )
                 return
