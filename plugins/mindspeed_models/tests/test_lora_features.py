@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from importlib.resources import files
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,7 @@ from mindspeed_testing.verify import verify
 
 FEATURES = (NormHead, EmbeddingNorm, ZLoss, AttentionBias, Lora)
 INSTALLED = Registry.discover()
-ALWAYS = ("lora-tp2-sp", "embed-layernorm-tp2-sp", "lm-norm-weight-tp2-sp", "z-loss-tp2-sp")
+ALWAYS = ("embed-layernorm-tp2-sp",)
 QKV = ("--lora-target-modules", "linear_qkv")
 EXPERTS = ("--num-experts", "4", "--moe-router-topk", "2")
 
@@ -71,6 +72,7 @@ def problems(*flags, world_size=2):
         (("--lora-target-modules", "word_embeddings"), ["--lora-modules-to-save word_embeddings"]),
         (("--lora-target-modules", "router"), ["router", "linear_qkv"]),
         (("--lora-target-modules", "q_a_proj"), ["q_a_proj", "linear_q_up_proj"]),
+        (("--lora-target-modules", "kv_b_proj"), ["kv_b_proj", "not latent", "linear_qkv"]),
         ((*QKV, "--lora-modules-to-save", "lm_heat"), ["--lora-modules-to-save", "lm_heat", "lm_head"]),
         ((*QKV, "--lora-r", "0"), ["--lora-r 0", "at least 1"]),
         ((*QKV, "--lora-alpha", "0"), ["--lora-alpha 0", "above 0"]),
@@ -122,6 +124,15 @@ def test_the_names_of_three_worlds_mean_the_same_linears(names, roles):
 
 def test_latent_attention_has_linears_of_its_own():
     assert roles_of(("q_proj", "kv_b_proj", "o_proj"), latent=True) == ("proj", "q_proj", "kv_up_proj")
+
+
+def test_a_library_session_is_told_that_checkpoints_are_its_own():
+    from mindspeed_core.errors import UserError
+    from mindspeed_models.lora.checkpoints import refuse_in_library
+
+    session = SimpleNamespace(host=SimpleNamespace(name="library"))
+    with pytest.raises(UserError, match="--lora-load there: checkpoints of a library session"):
+        refuse_in_library(session, SimpleNamespace(lora_load="there"))
 
 
 def test_modules_to_save_have_many_names():

@@ -187,6 +187,7 @@ def test_a_truncated_adapter_is_named(base, trained_by_peft, tmp_path, capsys):
     assert "adapter_model.safetensors: cannot be read" in text
 
 
+@pytest.mark.thorough
 def test_adapters_merge_into_a_checkpoint(base, tmp_path):
     model = ("--model-config", str(base))
     (found,) = run_world(runs.merged_checkpoint, 1, Path(tmp_path), *model)

@@ -56,6 +56,7 @@ def alone(folder):
         "another rank": runs.refusal(*goes_on, "--lora-r", "8"),
         "without the feature": runs.refusal(*runs.BASE, "--load", f"{folder}/adapter"),
     }
+    found["refused"]["another step"] = runs.refusal(*runs.LORA, *loads, "--ckpt-step", "7")
     with runs.course(*runs.LORA, *loads, *runs.FULL) as run:
         found["recomputed"] = run.train(2)
     with no_hook():
@@ -138,6 +139,7 @@ def test_another_base_is_refused_by_its_digest(found):
         ("another factor", ["lora_alpha 32.0 (checkpoint) / 8.0 (this run)"]),
         ("another rank", ["lora_r 4 (checkpoint) / 8 (this run)"]),
         ("without the feature", ["lora"]),
+        ("another step", ["--ckpt-step 7", "from the latest checkpoint of its folder"]),
     ],
 )
 def test_adapters_that_do_not_fit_are_refused(found, case, texts):
@@ -166,92 +168,97 @@ def test_adapters_are_float32_beside_a_smaller_base_where_asked(found):
     assert losses[0] != losses[1]
 
 
-def layouts(folder):
-    """Adapters of one layout in another, and the gradients that pipelines put off."""
-    with runs.course(*runs.BASE) as run:
-        initial = run.parameters()
+def thorough(*value):
+    return pytest.param(*value, marks=pytest.mark.thorough)
+
+
+OVERLAPS = (*SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
+ZERO_BUBBLE = (*runs.PP2, "--pipeline-schedule", "zb-h1")
+TIED = (
+    *(flag for flag in runs.LORA if not flag.startswith("--untie")),
+    *("--lora-modules-to-save", "embedding"),
+)
+EXPERTS = (
+    *(*runs.BASE, "--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32"),
+    *("--moe-token-dispatcher-type", "alltoall", "--moe-router-score-function", "sigmoid"),
+    *("--moe-router-enable-expert-bias", "--lora-target-modules", "linear_qkv", "linear_proj"),
+)
+LAYOUTS = {
+    "tp2": (runs.LORA, runs.TP2),
+    "zb-h1 overlapped": (runs.LORA, (*ZERO_BUBBLE, *OVERLAPS)),
+    "zb-h1": (runs.LORA, ZERO_BUBBLE),
+    "coc": (runs.LORA, (*runs.TP2, "--use-ascend-coc")),
+    "tied pp2": (TIED, runs.PP2),
+    "experts ep2": (EXPERTS, ("--expert-model-parallel-size", "2")),
+}
+"""Models, and layouts in which they train as on two data-parallel ranks."""
+IN_LAYOUTS = [*list(LAYOUTS)[:2], *map(thorough, list(LAYOUTS)[2:])]
+
+
+def layouts(names):
+    """Adapters of two data-parallel ranks, and the same ones in other layouts; what is refused."""
     found = {}
-    zero_bubble = (*runs.PP2, "--pipeline-schedule", "zb-h1")
-    overlapped = (*zero_bubble, *SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
-    for name, layout in {
-        "dp2": (),
-        "tp2": runs.TP2,
-        "zb-h1": zero_bubble,
-        "zb-h1 overlapped": overlapped,
-        "coc": (*runs.TP2, "--use-ascend-coc"),
-    }.items():
-        with runs.course(*runs.LORA, *layout, initial=initial) as run:
-            found[name] = run.train(3)
-            found[name, "drifted"] = run.parameters().drifted()
-    with runs.course(*runs.BASE, "--save", f"{folder}/base", initial=initial) as run:
-        run.save()
-    loads = ("--load", f"{folder}/base")
-    with runs.course(*runs.LORA, *loads, "--save", f"{folder}/adapter", *SHARDED) as run:
-        run.train(2)
-        run.save()
-        found["goes on"] = run.train(2)
-    with runs.course(*runs.LORA, *loads, "--lora-load", f"{folder}/adapter", *SHARDED, *runs.TP2) as run:
-        found["goes on at tp2"] = run.train(2)
-    tied = tuple(flag for flag in runs.LORA if not flag.startswith("--untie"))
-    with runs.course(*tied) as run:
-        tied_initial = run.parameters()
-    for name, layout in {"tied dp2": (), "tied pp2": runs.PP2}.items():
-        with runs.course(*tied, *layout, "--lora-modules-to-save", "embedding", initial=tied_initial) as run:
-            found[name] = run.train(2)
-    experts = (*runs.BASE, "--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32")
-    experts += (
-        "--lora-target-modules",
-        "linear_qkv",
-        "linear_proj",
-        "--moe-token-dispatcher-type",
-        "alltoall",
-    )
-    experts += ("--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias")
-    with runs.course(*experts) as run:
-        expert_initial = run.parameters()
-    for name, layout in {"experts": (), "experts ep2": ("--expert-model-parallel-size", "2")}.items():
-        with runs.course(*experts, *layout, initial=expert_initial) as run:
-            found[name] = run.train(2)
-            found[name, "moved"] = runs.distance(expert_initial, run.parameters(), adapters=False)
+    for name in names:
+        model, layout = LAYOUTS[name]
+        if model not in found:
+            with runs.course(*model) as run:
+                initial = run.parameters()
+                found[model] = run.train(3), initial
+        expected, initial = found[model]
+        with runs.course(*model, *layout, initial=initial) as run:
+            trained, end = run.train(3), run.parameters()
+        found[name] = expected, trained, end.drifted(), runs.distance(initial, end, adapters=False)
     found["tp-2d"] = runs.refusal(*runs.LORA, *runs.TP2, "--tp-2d", "--tp-x", "2", "--tp-y", "1")
-    found["dropout"] = []
-    for layout in ((), runs.TP2):
-        with runs.course(*runs.LORA, *layout, "--lora-dropout", "0.5", initial=initial) as run:
-            found["dropout"].append(run.train(2))
-            found["dropout", bool(layout)] = run.parameters().drifted()
-    return found
+    return {name: value for name, value in found.items() if isinstance(name, str)}
 
 
 @pytest.fixture(scope="module")
-def in_layouts(tmp_path_factory):
-    return run_world(layouts, 2, str(tmp_path_factory.mktemp("layouts")), timeout=300)[0]
+def in_layouts(asked_for):
+    return run_world(layouts, 2, [name for name in LAYOUTS if name in asked_for("name")], timeout=300)[0]
 
 
-@pytest.mark.parametrize("name", ["tp2", "zb-h1", "zb-h1 overlapped", "coc"])
-def test_linears_of_other_features_are_adapted_like_plain_ones(in_layouts, name):
-    assert in_layouts[name] == [pytest.approx(pair, rel=2e-5) for pair in in_layouts["dp2"]]
-    assert in_layouts[name, "drifted"] == {}
-
-
-def test_adapters_go_on_in_another_layout(in_layouts):
-    assert in_layouts["goes on at tp2"] == [pytest.approx(pair, rel=1e-5) for pair in in_layouts["goes on"]]
-
-
-def test_a_tied_embedding_that_is_saved_whole_trains_alike_on_both_of_its_stages(in_layouts):
-    assert in_layouts["tied pp2"] == [pytest.approx(pair, rel=1e-5) for pair in in_layouts["tied dp2"]]
-
-
-def test_experts_and_the_biases_of_their_routers_stay_as_they_are(in_layouts):
-    assert in_layouts["experts ep2"] == [pytest.approx(pair, rel=1e-5) for pair in in_layouts["experts"]]
-    assert (in_layouts["experts", "moved"], in_layouts["experts ep2", "moved"]) == (0.0, 0.0)
+@pytest.mark.parametrize("name", IN_LAYOUTS)
+def test_every_layout_trains_the_same_adapters(in_layouts, name):
+    expected, trained, drifted, moved = in_layouts[name]
+    assert trained == [pytest.approx(pair, rel=2e-5) for pair in expected]
+    assert drifted == {}
+    assert moved == 0.0 or name.startswith("tied")
 
 
 def test_linears_with_other_parts_are_refused_by_name(in_layouts):
     said = in_layouts["tp-2d"]
-    assert "lora" in said
-    assert "tp-2d" in said
+    assert "lora puts" in said
+    assert "(tp-2d)" in said
 
 
-def test_masks_of_dropout_leave_copies_of_adapters_alike(in_layouts):
-    assert in_layouts["dropout", True] == {}
-    assert in_layouts["dropout"][0] != in_layouts["dropout"][1]
+def elsewhere(folder):
+    """Adapters that two data-parallel ranks saved, on two tensor-parallel ranks; masks of dropout there."""
+    with runs.course(*runs.BASE, "--save", f"{folder}/base") as run:
+        run.save()
+    loads = ("--load", f"{folder}/base")
+    found = {}
+    with runs.course(*runs.LORA, *loads, "--save", f"{folder}/adapter", *SHARDED) as run:
+        run.train(2)
+        run.save()
+        found["goes on"] = run.train(2)
+    goes_on = (*runs.LORA, *loads, "--lora-load", f"{folder}/adapter", *SHARDED, *runs.TP2)
+    with runs.course(*goes_on) as run:
+        found["goes on at tp2"] = run.train(2)
+    with runs.course(*runs.LORA, *loads, *runs.TP2, "--lora-dropout", "0.5") as run:
+        found["dropout"] = run.train(2), run.parameters().drifted()
+    return found
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    return run_world(elsewhere, 2, str(tmp_path_factory.mktemp("layouts")), timeout=300)[0]
+
+
+def test_adapters_go_on_in_another_layout(resumed):
+    assert resumed["goes on at tp2"] == [pytest.approx(pair, rel=1e-5) for pair in resumed["goes on"]]
+
+
+def test_masks_of_dropout_leave_copies_of_adapters_alike(resumed):
+    losses, drifted = resumed["dropout"]
+    assert drifted == {}
+    assert losses[0] != losses[1]

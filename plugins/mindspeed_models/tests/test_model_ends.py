@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from mindspeed_core.errors import SessionError, UserError
 from mindspeed_testing import run_world
 
 ENDS = {
@@ -107,3 +108,44 @@ def test_z_loss_is_the_square_of_the_logarithm_and_reported_apart(found):
 def test_attention_has_biases_and_nothing_else(found):
     assert found["biases"] == {"self_attention.linear_qkv.bias", "self_attention.linear_proj.bias"}
     assert found["biases moved"]
+
+
+class Opaque:
+    """An output layer that says that its output is not the product with its weight."""
+
+    opaque = True
+    bias = None
+
+
+class Chunk:
+    """The part of a model that its last linear is looked for in."""
+
+    output_layer, share_embeddings_and_output_weights, post_process = Opaque(), False, True
+
+    def modules(self):
+        return ()
+
+    def _postprocess(self):
+        """Stands for megatron-core's."""
+
+
+class NoReaders:
+    """The part of a session that is asked before anything changes."""
+
+    def implementations(self, stage):
+        return ["host"]
+
+    def state(self, record):
+        return record()
+
+
+@pytest.mark.parametrize("flag", ["--lm-loss-chunks", "--pipeline-w-output-layer"])
+def test_who_would_compute_the_product_itself_refuses_an_opaque_linear(flag):
+    from mindspeed_pp.weight_gradients import change_built_linears
+    from mindspeed_tp.loss_head import defer_logits
+
+    with pytest.raises((SessionError, UserError), match=f"{flag}.* the output layer is Opaque"):
+        if flag == "--lm-loss-chunks":
+            defer_logits(NoReaders(), [Chunk()], 2, None)
+        else:
+            change_built_linears(NoReaders(), Chunk(), "pp", output_layer=True)

@@ -68,6 +68,7 @@ def trained():
     return run_world(train, 1, ())[0], run_world(train, 2, TP2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_learn_as_one_process(trained, kind):
     (losses, norms, errors), ranks = trained[0][kind], trained[1]

@@ -249,8 +249,7 @@ def change_built_linears(session: Session, chunk: Any, owner: str, *, output_lay
         if is_opaque(last):
             raise UserError(
                 f"--pipeline-w-output-layer: the output layer is {type(last).__name__}, which computes "
-                "more than the "
-                "product with its weight, so that its gradient cannot come later; drop the flag"
+                "more than the product with its weight, so that its gradient cannot come later; drop the flag"
             )
         found.append(last)
     for linear in found:

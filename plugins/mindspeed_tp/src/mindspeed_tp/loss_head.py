@@ -88,8 +88,7 @@ def defer_logits(
         if is_opaque(bare.output_layer):
             raise SessionError(
                 f"--lm-loss-chunks {chunks}: the output layer is {type(bare.output_layer).__name__}, "
-                "which computes "
-                "more than the product with its weight; drop the flag"
+                "which computes more than the product with its weight; drop the flag"
             )
         if bare.output_layer.bias is not None:
             raise SessionError(f"--lm-loss-chunks {chunks}: the output layer has a bias; drop the flag")

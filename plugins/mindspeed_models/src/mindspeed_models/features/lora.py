@@ -127,9 +127,8 @@ class Lora(Feature):
         """Say what a name of a part stands for."""
         return [
             f"{TARGETS} {' '.join(parts)}: megatron-core computes it with others in {whole}, whose "
-            "adapter updates "
-            "them together"
-            for whole, parts in fused(args.lora_target_modules).items()
+            "adapter updates them together"
+            for whole, parts in fused(args.lora_target_modules or ()).items()
         ]
 
     @classmethod

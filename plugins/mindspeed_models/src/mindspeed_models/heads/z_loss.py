@@ -56,8 +56,7 @@ def keep(waiting: Waiting, values: Tensor, *, training: bool) -> None:
     if training and waiting.values is not None:
         raise SessionError(
             "--z-loss-weight: the loss of the micro-batch before did not pass the stage compute_loss, so "
-            "its z-loss "
-            "was not trained; pass the loss through session.loss"
+            "its z-loss was not trained; pass the loss through session.loss"
         )
     waiting.values = values
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.errors import ArgumentError, CheckpointError, UserError
 from mindspeed_megatron.model_state import count_as_loaded
 from mindspeed_models.lora.base_digest import base_digest
-from mindspeed_models.lora.options import LOAD, NAME, TARGETS, LoraOptions
+from mindspeed_models.lora.options import LOAD, NAME, SAVED, TARGETS, LoraOptions
 from mindspeed_models.lora.peft_files import named
-from mindspeed_models.lora.targets import OUTPUT
+from mindspeed_models.lora.targets import OUTPUT, modules_of
 from mindspeed_models.lora.trained import is_adapter, trained_names
 from mindspeed_train.interface import publish, read_common
 
@@ -198,8 +198,7 @@ def check_base(run: Run, state: Any) -> None:
     now = f"{places.base} ({places.digest})" if places.base else f"initial weights ({places.digest})"
     raise CheckpointError(
         f"{run.args.load}: its adapters were trained beside {beside}, this run has {now}; name that base "
-        "with "
-        f"{_BASE}, or merge the adapters into it (mindspeed-models merge-lora)"
+        f"with {_BASE}, or merge the adapters into it (mindspeed-models merge-lora)"
     )
 
 
@@ -247,8 +246,7 @@ def refuse_in_library(session: Session, args: Namespace) -> None:
     if session.host.name == "library" and args.lora_load:
         raise UserError(
             f"{LOAD} {args.lora_load}: checkpoints of a library session are the caller's; pass the "
-            "adapters, which "
-            "are weights of the model (lora_A, lora_B), to dist_checkpointing yourself"
+            "adapters, which are weights of the model (lora_A, lora_B), to dist_checkpointing yourself"
         )
 
 
@@ -308,6 +306,15 @@ def _from_peft(session: Session, args: Namespace, folder: Path, places: Places) 
             " ".join(args.lora_target_modules),
             f"the peft directory {folder} has adapters of {' '.join(sorted(there))}",
             f"name these: {' '.join(_named(role) for role in sorted(there))}",
+        )
+    saved = set(modules_of(args.lora_modules_to_save or ()))
+    apart = [key for key in adapters.whole if saved.isdisjoint(key.split("."))]
+    if apart:
+        raise ArgumentError(
+            SAVED,
+            " ".join(args.lora_modules_to_save or ()) or None,
+            f"the peft directory {folder} holds {apart[0]} whole, which would be left out",
+            f"name its module: {SAVED} {apart[0].split('.')[-2]}",
         )
     ranks: dict[str, int] = {}
     for key, pair in adapters.pairs.items():

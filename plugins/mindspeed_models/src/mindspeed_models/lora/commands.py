@@ -41,8 +41,7 @@ def merge(
         names = {HUGGING_FACE: "a Hugging Face folder", DISTRIBUTED: "a folder of checkpoints"}
         raise UserError(
             f"--format {form}: --load {base} is {names[kind]}, and merged weights have the format of "
-            "their base; "
-            "convert the one or the other (mindspeed-models convert, export)"
+            "their base; convert the one or the other (mindspeed-models convert, export)"
         )
     if target.resolve() == base.resolve():
         raise UserError(f"--save {target}: holds the base; give another folder")
@@ -80,8 +79,7 @@ def load(folder: Path, described: tuple[Recipe, ModelPlan] | None) -> Adapters:
     if described is None:
         raise UserError(
             f"--lora-load {folder} is a peft directory, whose names are Hugging Face's; say with "
-            "--model-config which "
-            "model it belongs to"
+            "--model-config which model it belongs to"
         )
     recipe, plan = described
     return read_peft(folder, recipe.entries(plan), plan)[0]

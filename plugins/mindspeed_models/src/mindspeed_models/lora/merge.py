@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import warnings
@@ -21,6 +20,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_models.lora.adapter_files import Adapters, names_of
 from mindspeed_models.lora.base_digest import digest_of_whole
 from mindspeed_models.lora.stored_tensors import StoredTensors
+from mindspeed_models.weights.safetensors_file import read_header
 from mindspeed_train.interface import COMMON_STATE, ShardReader, publish
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ class Rounding:
             share = 100.0 * self.vanished / self.changes
             text += (
                 f"; {share:.0f} % of the updates vanished in the weights' dtype: merge into a base in "
-                "float32, or "
-                "keep the adapter apart"
+                "float32, or keep the adapter apart"
             )
         return text
 
@@ -75,14 +74,15 @@ def updated(weight: Tensor, update: Tensor, rounding: Rounding, where: str) -> T
     """Return a weight with its update, in its own dtype.
 
     Raises:
-        UserError: the update is of another shape.
+        UserError: the update is of another shape, or the weight of 8 bits.
     """
     if weight.shape != update.shape:
         raise UserError(
             f"{where}: the update has the shape {list(update.shape)}, the weight {list(weight.shape)}; "
-            "the adapter "
-            "is of another model"
+            "the adapter is of another model"
         )
+    if weight.element_size() < 2:
+        raise UserError(f"{where}: {weight.dtype} weights take no updates; convert the base to bfloat16")
     found = (weight.float() + update).to(weight.dtype)
     rounding.add(weight, update, found)
     return found
@@ -104,7 +104,9 @@ def merge_into_checkpoint(
     """
     stored = StoredTensors.find(base)
     if not any_base:
-        total = sum(digest_of_whole(key, stored.read(key)) for key in stored.layer_keys())
+        # What was trained whole is no part of the base that stayed as it was.
+        frozen = (key for key in stored.layer_keys() if key not in adapters.whole)
+        total = sum(digest_of_whole(key, stored.read(key)) for key in frozen)
         _check_digest(adapters, total, base)
     rounding = Rounding()
     state = {key: stored.read(key) for key in stored.stored_keys()}
@@ -153,7 +155,7 @@ def _publish(stored: StoredTensors, state: Mapping[str, Tensor], target: Path) -
                 key: None for key in stored.index.objects if not key.startswith("rng_state")
             }
             if objects:
-                reader = ShardReader(stored.path, stored.index, trusted=True)
+                reader = ShardReader(stored.path, stored.index)
                 dcp.load(objects, storage_reader=reader, no_dist=True)
             dcp.save({**state, **objects}, storage_writer=dcp.FileSystemWriter(temporary), no_dist=True)
         torch.save(common, temporary / COMMON_STATE)
@@ -195,7 +197,8 @@ def merge_into_folder(
         raise UserError(f"{base}: has no tensor {name!r}; the adapter is of another model")
 
     if not any_base and adapters.base:
-        _check_digest(adapters, _digest_of_folder(entries, plan, place_of), base)
+        frozen = {place: entry for place, entry in entries.items() if place[0] not in adapters.whole}
+        _check_digest(adapters, _digest_of_folder(frozen, plan, place_of), base)
     if target.exists():
         raise UserError(f"--save {target}: exists; give a folder that does not")
     changed: dict[tuple[Path, str], tuple[str, Tensor | None]] = {}
@@ -215,7 +218,7 @@ def merge_into_folder(
         shutil.copytree(base, temporary)
         for path in sorted({path for path, _ in changed}):
             with safe_open(path, "pt") as file, open(temporary / path.name, "r+b") as out:
-                for name, offset in _offsets(path).items():
+                for name, stored in read_header(path).items():
                     if (path, name) not in changed:
                         continue
                     source, whole = changed[path, name]
@@ -228,7 +231,7 @@ def merge_into_folder(
                         part = entry.inverse(pair.b, plan)[index]
                         update = adapters.scale * (part.float() @ pair.a.float())
                         weight = updated(weight, update, rounding, source)
-                    out.seek(offset)
+                    out.seek(stored.begin)
                     out.write(weight.contiguous().view(torch.uint8).numpy().tobytes())
                 out.flush()
                 os.fsync(out.fileno())
@@ -244,8 +247,7 @@ def _check_digest(adapters: Adapters, total: int, base: Path) -> None:
     if adapters.base and adapters.base != found:
         raise UserError(
             f"{adapters.where}: its adapters were trained beside weights {adapters.base}, {base} has "
-            f"{found}; name "
-            "that base, or add --any-base"
+            f"{found}; name that base, or add --any-base"
         )
 
 
@@ -264,22 +266,7 @@ def _digest_of_folder(entries: Mapping[tuple[str, int | None], Entry], plan: Mod
 def _files_by_tensor(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        try:
-            found.update(dict.fromkeys(_offsets(path), path))
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{path}: cannot be read as safetensors: {error}") from error
+        found.update(dict.fromkeys(read_header(path), path))
     if not found:
         raise UserError(f"{folder}: has no safetensors; name a Hugging Face folder, or one of checkpoints")
     return found
-
-
-def _offsets(path: Path) -> dict[str, int]:
-    """Return where the bytes of each tensor begin in a file."""
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > path.stat().st_size:
-            raise ValueError("its header is longer than the file")
-        header = json.loads(file.read(size))
-    return {
-        name: 8 + size + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"
-    }

@@ -67,7 +67,9 @@ class LoraOptions:
             ValueError: a name means nothing.
         """
         return cls(
-            roles_of(args.lora_target_modules, latent=bool(getattr(args, "multi_latent_attention", False))),
+            roles_of(
+                args.lora_target_modules or (), latent=bool(getattr(args, "multi_latent_attention", False))
+            ),
             args.lora_r,
             float(args.lora_alpha),
             args.lora_dropout,

@@ -46,7 +46,7 @@ def is_peft(folder: str | Path) -> bool:
 
 
 def named(folder: str, name: str) -> str | None:
-    """Return the peft directory of an adapter: a folder, or the subfolder of its name; None where it is none."""
+    """Return the peft directory: a folder, or its subfolder of an adapter's name; None for none."""
     places = (folder, str(Path(folder) / name))
     return next((place for place in places if is_peft(place)), None)
 

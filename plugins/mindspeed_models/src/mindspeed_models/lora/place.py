@@ -42,16 +42,14 @@ def place_adapters(
         if "experts" in site.within:
             raise UserError(
                 f"{TARGETS}: {site.role} ({site.path}) belongs to routed experts, which get no adapters; "
-                "name "
-                "linears of attention (linear_qkv linear_proj)"
+                "name linears of attention (linear_qkv linear_proj)"
             )
         if not takes_adapters(module):
             name = getattr(module, "__qualname__", module)
+            owner = f" of {site.placed_by}" if site.placed_by else ""
             raise UserError(
-                f"{TARGETS}: {site.role} ({site.path}) is {name}"
-                f"{f' of {site.placed_by}' if site.placed_by else ''}, and an adapter stands beside "
-                "column- and "
-                "row-parallel linears of megatron-core; use --transformer-impl local, or drop the target"
+                f"{TARGETS}: {site.role} ({site.path}) is {name}{owner}, and adapters stand beside column- "
+                "and row-parallel linears of megatron-core; use --transformer-impl local, or drop the target"
             )
         place = ".".join((str(site.layer_number), *site.within, site.role))
         gated = site.role == "fc1" and bool(config.gated_linear_unit)
@@ -85,8 +83,8 @@ def adapt_output_layers(session: Session, chunks: list[Any], options: LoraOption
         if "forward" in vars(layer) or is_opaque(layer):
             raise UserError(
                 f"{TARGETS} {OUTPUT}: the output layer is {type(layer).__name__}, and another feature "
-                "computes its "
-                "logits (--lm-loss-chunks, --lm-norm-weight), which an adapter would not reach; drop one "
+                "computes its logits (--lm-loss-chunks, --lm-norm-weight), which an adapter would not "
+                "reach; drop one "
                 "of the two"
             )
         adapt_instance(layer, options.of_linear(OUTPUT, f"{seed}.{OUTPUT}"))

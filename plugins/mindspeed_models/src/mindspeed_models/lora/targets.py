@@ -87,16 +87,21 @@ def roles_of(names: Sequence[str], *, latent: bool = False) -> tuple[str, ...]:
     """
     found: set[str] = set()
     problems: list[str] = []
+    absent = {"qkv"} if latent else {"q_proj", "q_up_proj", "kv_up_proj"}
     for name in names:
         if name in _REFUSED:
             problems.append(f"{name}: {_REFUSED[name]}")
         elif name not in _NAMES:
             problems.append(f"{name}: no linear has this name; {_nearest(name, _NAMES)}")
+        elif absent.issuperset(_NAMES[name]):
+            kind = "latent attention" if latent else "attention that is not latent"
+            there = "q_b_proj, kv_b_proj" if latent else "linear_qkv"
+            problems.append(f"{name}: {kind} has no such linear; its linears are {there} and linear_proj")
         else:
             found.update(_NAMES[name])
     if problems:
         raise ValueError("; ".join(problems))
-    found -= {"qkv"} if latent else {"q_proj", "q_up_proj", "kv_up_proj"}
+    found -= absent
     return tuple(role for role in ROLES if role in found)
 
 

@@ -114,8 +114,8 @@ def check_gradients(run: Run) -> None:
         raise UserError(
             f"{NAME}: {where} got a gradient in the first step, so nothing would be learned there. Either no "
             "token of the batch counts in the loss, or something between loss and adapters stops "
-            "gradients: a "
-            f"layer that is recomputed and whose input needs none ({HOOKS} names modules whose outputs ask "
+            f"gradients: a layer that is recomputed and whose input needs none ({HOOKS} names modules "
+            "whose outputs ask "
             "for one), or a module that runs without gradient"
         )
 
