@@ -95,6 +95,7 @@ class BpeTokenizer:
         tokenizer.encode_special_tokens = True
         named = eod_token if eod_token is not None or not source else noted_token(Path(source))
         usual = _first_id(tokenizer, _END_NAMES)
+        eod: int | None
         if named is not None:
             eod = chosen_token(named, tokenizer.token_to_id, source)
         else:
