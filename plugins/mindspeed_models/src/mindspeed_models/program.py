@@ -10,6 +10,8 @@ import click
 import mindspeed_models
 from mindspeed_core.terminal.errors import TRACEBACK
 from mindspeed_core.terminal.program import ExplainedGroup, run_program
+from mindspeed_models.lora.command_line import export_lora_command, merge_command
+from mindspeed_models.weights.commands import convert_command, export_command, families_command
 
 PROGRAM = "mindspeed-models"
 
@@ -22,6 +24,10 @@ def program() -> None:
 
     Exit status: 0 done, 1 not, 2 wrong usage.
     """
+
+
+for _command in (convert_command, export_command, families_command, merge_command, export_lora_command):
+    program.add_command(_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
