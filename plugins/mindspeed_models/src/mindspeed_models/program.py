@@ -10,6 +10,7 @@ import click
 import mindspeed_models
 from mindspeed_core.terminal.errors import TRACEBACK
 from mindspeed_core.terminal.program import ExplainedGroup, run_program
+from mindspeed_models.data.preprocess_command import command as preprocess
 
 PROGRAM = "mindspeed-models"
 
@@ -22,6 +23,9 @@ def program() -> None:
 
     Exit status: 0 done, 1 not, 2 wrong usage.
     """
+
+
+program.add_command(preprocess)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import HookApi
+from mindspeed_models.features.instructions import InstructionData
+from mindspeed_models.features.packing import PackSamples
 
-DECLARATIONS = (HookApi("1.3"),)
+DECLARATIONS = (HookApi("1.3"), InstructionData, PackSamples)
 
-__all__ = ["DECLARATIONS"]
+__all__ = ["DECLARATIONS", "InstructionData", "PackSamples"]
