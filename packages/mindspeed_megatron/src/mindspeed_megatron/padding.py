@@ -128,7 +128,10 @@ def _work_of(run: Run, lengths: torch.Tensor) -> StepWork:
     found = lengths.tolist()
     counted = not uncounted(run.config)
     operations = functools.cache(lambda length: _operations(run, length) if counted else (0.0, 0.0))
-    totals = [sum(found), *(round(sum(operations(length)[part] for length in found) / _UNIT) for part in (0, 1))]
+    totals = [
+        sum(found),
+        *(round(sum(operations(length)[part] for length in found) / _UNIT) for part in (0, 1)),
+    ]
     if run.pg.dp.size() > 1:
         # Not every backend sums float64, and float32 has no counts of operations.
         table = torch.tensor(totals, dtype=torch.int64, device=run.dist.device)

@@ -166,9 +166,7 @@ def make_parts(
     return reused, [name for part in parts for name in _facts(work, part)["skipped"]]
 
 
-def finish_parts(
-    parts: Sequence[Part], work: Making, workers: int, progress: Callable[[int], None]
-) -> int:
+def finish_parts(parts: Sequence[Part], work: Making, workers: int, progress: Callable[[int], None]) -> int:
     """Make every part that is not there yet, and remove those of other input.
 
     Args:

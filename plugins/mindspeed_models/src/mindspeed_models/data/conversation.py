@@ -124,7 +124,11 @@ def _messages(
 def _joined(parts: Sequence[Any], number: int) -> str:
     texts = []
     for part in parts:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        if (
+            not isinstance(part, Mapping)
+            or part.get("type") != "text"
+            or not isinstance(part.get("text"), str)
+        ):
             raise BadRecord(f"message {number} holds something else than text")
         texts.append(part["text"])
     return "".join(texts)

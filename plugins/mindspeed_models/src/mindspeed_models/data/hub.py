@@ -19,9 +19,7 @@ from mindspeed_core.errors import ArgumentError, DataError, NamedFileError, User
 from mindspeed_core.terminal.foreign_text import first_line
 from mindspeed_models.data.records import Record
 from mindspeed_models.data.samples import DONE, Opened, Preprocessing
-from mindspeed_train.named_files import read_named_file
-from mindspeed_train.text.input import Segment
-from mindspeed_train.text.parts import Part
+from mindspeed_train.interface import Part, Segment, read_named_file
 
 PARAMS = "--hf-datasets-params"
 BLOCK = 2000
@@ -39,7 +37,9 @@ def read_params(path: str) -> dict[str, Any]:
         remedy = 'write for example {"path": "FOLDER", "split": "train"}'
         raise NamedFileError(PARAMS, path, f"is no JSON ({error})", remedy) from error
     if not isinstance(found, dict) or not isinstance(found.get("path"), str):
-        raise NamedFileError(PARAMS, path, "is no object with a path", 'write {"path": "NAME", "split": "train"}')
+        raise NamedFileError(
+            PARAMS, path, "is no object with a path", 'write {"path": "NAME", "split": "train"}'
+        )
     if found.get("trust_remote_code") or found["path"].endswith(".py"):
         reason = "asks for a program that would load the data, which is not run here"
         raise NamedFileError(PARAMS, path, reason, "name data without one")
@@ -69,7 +69,9 @@ class HubSource:
         except Exception as error:
             # Whatever goes wrong in it: names, columns, connections.
             reason = f"datasets cannot load it ({first_line(error)})"
-            raise ArgumentError(PARAMS, json.dumps(dict(params)), reason, "check its path and split") from error
+            raise ArgumentError(
+                PARAMS, json.dumps(dict(params)), reason, "check its path and split"
+            ) from error
         if isinstance(self._records, (dict, datasets.IterableDatasetDict)):
             remedy = f'add "split", one of {", ".join(self._records)}'
             raise ArgumentError(PARAMS, json.dumps(dict(params)), "names no split", remedy)

@@ -33,10 +33,17 @@ from mindspeed_models.data.samples import (
 )
 from mindspeed_models.data.settings import Settings
 from mindspeed_models.data.tokenizers import load_encoder
-from mindspeed_train.data.files import write_index
-from mindspeed_train.text.input import Segment
-from mindspeed_train.text.parts import Part, file_facts, finish_parts, locked
-from mindspeed_train.text.prepare import Progress, note_source, refuse_other_dataset
+from mindspeed_train.interface import (
+    Part,
+    Progress,
+    Segment,
+    file_facts,
+    finish_parts,
+    locked,
+    note_source,
+    refuse_other_dataset,
+    write_index,
+)
 
 PART_BYTES = 16 << 20
 _FLAG = "--output-prefix"
@@ -218,7 +225,9 @@ def _publish(
             documents = [np.load(work.path(part, f".{at}{DOCUMENTS}")) for part in parts]
             with tokens.open("wb") as target:
                 for part, each in zip(parts, lengths):
-                    _append(work.path(part, f".{at}{TOKENS}"), target, int(each.sum()) * np.dtype(dtype).itemsize)
+                    _append(
+                        work.path(part, f".{at}{TOKENS}"), target, int(each.sum()) * np.dtype(dtype).itemsize
+                    )
                 target.flush()
                 os.fsync(target.fileno())
             if not sum(map(len, lengths)):

@@ -50,12 +50,24 @@ class SeveralValues(click.Command):
 @click.option("--streaming", is_flag=True, help="Read a data set of `datasets` without storing it.")
 @click.option("--hf-datasets-params", type=click.Path(), help="JSON file with arguments of load_dataset.")
 @click.option("--datasets", multiple=True, help="Further inputs, joined in order.")
-@click.option("--json-keys", "--json-key", multiple=True, default=("text",), show_default=True, help="Fields of text.")
+@click.option(
+    "--json-keys", "--json-key", multiple=True, default=("text",), show_default=True, help="Fields of text."
+)
 @click.option("--split-sentences", is_flag=True, help="Split documents into sentences (needs nltk).")
 @click.option("--keep-newlines", is_flag=True, help="Keep newlines between sentences.")
-@click.option("--dataset-format", type=click.Choice(("alpaca", "sharegpt", "openai")), help="How conversations are stored.")
+@click.option(
+    "--dataset-format",
+    type=click.Choice(("alpaca", "sharegpt", "openai")),
+    help="How conversations are stored.",
+)
 @click.option("--chat-template", help="A template by name, a file, or `tokenizer` for its own.")
-@click.option("--train-on", type=click.Choice(("last", "assistant", "all")), default="last", show_default=True, help="The last answer, all answers, or everything.")
+@click.option(
+    "--train-on",
+    type=click.Choice(("last", "assistant", "all")),
+    default="last",
+    show_default=True,
+    help="The last answer, all answers, or everything.",
+)
 @click.option("--tokenizer-type", required=True, type=click.Choice(_TYPES), help="Type of the tokenizer.")
 @click.option("--tokenizer-name-or-path", "--tokenizer-model", "tokenizer", help="Its folder or file.")
 @click.option("--tokenizer-not-use-fast", is_flag=True, help="Accepted; fast tokenizers give the same ids.")
@@ -65,16 +77,38 @@ class SeveralValues(click.Command):
 @click.option("--eod-token", help="That token, where it is not the tokenizer's own.")
 @click.option("--no-bos", is_flag=True, help="Leave out what the tokenizer puts before and behind texts.")
 @click.option("--seq-length", type=int, help="Longest sample of instruction data.")
-@click.option("--overlong", type=click.Choice(("drop", "truncate", "error")), default="drop", show_default=True, help="What happens to longer ones.")
-@click.option("--make-vocab-size-divisible-by", type=int, default=128, show_default=True, help="Of the model that is trained.")
+@click.option(
+    "--overlong",
+    type=click.Choice(("drop", "truncate", "error")),
+    default="drop",
+    show_default=True,
+    help="What happens to longer ones.",
+)
+@click.option(
+    "--make-vocab-size-divisible-by",
+    type=int,
+    default=128,
+    show_default=True,
+    help="Of the model that is trained.",
+)
 @click.option("--pad-vocab-size-to", type=int, help="Likewise.")
 @click.option("--output-prefix", required=True, type=click.Path(), help="Where the files go.")
-@click.option("--dataset-impl", type=click.Choice(("lazy", "cached", "mmap")), default="mmap", show_default=True, help="Format of the files.")
-@click.option("--max-bad-ratio", type=float, default=1e-3, show_default=True, help="Largest share of refused records.")
+@click.option(
+    "--dataset-impl",
+    type=click.Choice(("lazy", "cached", "mmap")),
+    default="mmap",
+    show_default=True,
+    help="Format of the files.",
+)
+@click.option(
+    "--max-bad-ratio", type=float, default=1e-3, show_default=True, help="Largest share of refused records."
+)
 @click.option("--overwrite", is_flag=True, help="Replace a dataset of other records or settings.")
 @click.option("--keep-parts", is_flag=True, help="Leave PREFIX.parts behind.")
 @click.option("--workers", default=1, show_default=True, help="Processes; the result is the same for any.")
-@click.option("--log-interval", type=int, default=100, show_default=True, help="Parts between two lines of progress.")
+@click.option(
+    "--log-interval", type=int, default=100, show_default=True, help="Parts between two lines of progress."
+)
 def command(**options: Any) -> None:
     """Turn records into the files that training reads.
 
@@ -165,7 +199,12 @@ def _is_name(given: str) -> bool:
     from mindspeed_models.data.records import FORMATS
 
     parts = given.split("/")
-    return len(parts) == 2 and all(parts) and parts[1].rpartition(".")[2] not in FORMATS and given[0] not in "./~"
+    return (
+        len(parts) == 2
+        and all(parts)
+        and parts[1].rpartition(".")[2] not in FORMATS
+        and given[0] not in "./~"
+    )
 
 
 def _report(made: Any, padded: int) -> None:
@@ -185,9 +224,13 @@ def _report(made: Any, padded: int) -> None:
             "lost a part of an answer"
         )
     if counts.merged:
-        emit(f"merged           {counts.merged:,} of {counts.answers:,} answers begin inside a token of the prompt")
+        emit(
+            f"merged           {counts.merged:,} of {counts.answers:,} answers begin inside a token of the prompt"
+        )
         if counts.merged > counts.answers / 100:
-            emit("                 generation will see other tokens there: let the marker of an answer not end in a blank")
+            emit(
+                "                 generation will see other tokens there: let the marker of an answer not end in a blank"
+            )
     emit(f"vocabulary       {made.vocab_size:,}, padded {padded:,}")
     for prefix in made.prefixes:
         emit(f"written          {prefix}.bin, .idx")

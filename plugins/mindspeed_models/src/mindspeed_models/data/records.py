@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError, DataError, UserError
-from mindspeed_train.text.input import Segment, lines_of, open_parquet, segments_of
+from mindspeed_train.interface import Segment, lines_of, open_parquet, segments_of
 
 INPUT = "--input"
 FORMATS = {
@@ -61,7 +61,9 @@ def input_files(given: str) -> list[Path]:
         return [path]
     if not path.is_dir():
         reason = "is neither a file nor a folder"
-        raise ArgumentError(INPUT, given, reason, "check the path, or use --hf-datasets-params for a data set's name")
+        raise ArgumentError(
+            INPUT, given, reason, "check the path, or use --hf-datasets-params for a data set's name"
+        )
     if (path / f"{path.name}.py").exists():
         raise _program(given)
     names = [entry for entry in sorted(path.iterdir()) if entry.is_file() and not entry.name.startswith(".")]
@@ -215,7 +217,9 @@ def _rows(file: Path, segment: Segment) -> Iterator[Record]:
                 place += 1
                 yield Record(place, value)
     except (OSError, ValueError) as error:
-        raise DataError(f"{file}: is damaged behind row {place} of a part ({error}); copy it again") from error
+        raise DataError(
+            f"{file}: is damaged behind row {place} of a part ({error}); copy it again"
+        ) from error
 
 
 def _csv(file: Path) -> Iterator[Record]:

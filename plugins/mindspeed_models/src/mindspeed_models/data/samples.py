@@ -21,8 +21,7 @@ from mindspeed_models.data.handlers import Handler, TextHandler
 from mindspeed_models.data.records import Record, read_records
 from mindspeed_models.data.settings import Sentences, Settings
 from mindspeed_models.data.tokenizers import TextEncoder, load_encoder
-from mindspeed_train.data.files import token_dtype
-from mindspeed_train.text.parts import Part, finished, named_part
+from mindspeed_train.interface import Part, finished, named_part, token_dtype
 
 TOKENS, LENGTHS, DOCUMENTS, REJECTED, DONE = ".bin", ".lengths.npy", ".documents.npy", ".rejected", ".json"
 BATCH = 1000
@@ -75,7 +74,10 @@ class Preprocessing:
     def suffixes(self) -> list[str]:
         """Return the ends of the names of a part's files, the last written last."""
         each = (TOKENS, LENGTHS, DOCUMENTS)
-        return [f".{field}{suffix}" for field in range(len(self.fields)) for suffix in each] + [REJECTED, DONE]
+        return [f".{field}{suffix}" for field in range(len(self.fields)) for suffix in each] + [
+            REJECTED,
+            DONE,
+        ]
 
     def open(self) -> Opened:
         """Load the tokenizer and the template."""
@@ -97,7 +99,9 @@ class Preprocessing:
         """
         opened = replace(opened, encoding=replace(opened.encoding, counts=Counts()))
         with finished(self, part, self.suffixes()) as paths, ExitStack() as stack:
-            streams = [stack.enter_context(paths[f".{at}{TOKENS}"].open("wb")) for at in range(len(self.fields))]
+            streams = [
+                stack.enter_context(paths[f".{at}{TOKENS}"].open("wb")) for at in range(len(self.fields))
+            ]
             out = _Writer(streams, [np.dtype(name) for name in self.dtypes])
             rejected = stack.enter_context(paths[REJECTED].open("w", encoding="utf-8"))
             places = []
@@ -254,4 +258,3 @@ def _flush(waiting: Sequence[list[list[str]]], opened: Opened, settings: Setting
             counts.samples += 1
             counts.tokens += sum(map(len, found))
             out.document(at, found)
-

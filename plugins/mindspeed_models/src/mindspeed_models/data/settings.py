@@ -61,7 +61,9 @@ class Settings:
         """
         handler = handler_of(self.handler_name, self.dataset_format)
         if self.train_on not in TRAIN_ON or self.overlong not in OVERLONG:
-            raise ArgumentError("--train-on", self.train_on, "is unknown", f"use one of {', '.join(TRAIN_ON)}")
+            raise ArgumentError(
+                "--train-on", self.train_on, "is unknown", f"use one of {', '.join(TRAIN_ON)}"
+            )
         if self.seq_length is not None and self.seq_length < 2:
             raise ArgumentError("--seq-length", self.seq_length, "holds no token and its label", "use more")
         if self.keep_newlines and not self.split_sentences:
@@ -103,9 +105,7 @@ class Settings:
         """
         default = SEED if self.dataset_format is None or not encoder.chat_template else OWN
         template = load_template(self.chat_template or default, encoder.chat_template, encoder.names)
-        return Encoding(
-            encoder, template, self.train_on, self.append_eod, self.seq_length, self.overlong
-        )
+        return Encoding(encoder, template, self.train_on, self.append_eod, self.seq_length, self.overlong)
 
     def facts(self, encoder: TextEncoder) -> Mapping[str, Any]:
         """Return everything on which the result depends but for the records, in plain values."""

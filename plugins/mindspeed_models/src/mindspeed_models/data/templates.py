@@ -98,7 +98,12 @@ class Template:
             if found < 0:
                 return None
             at += found - before
-            forms = (message.content, message.content.strip(), message.content.lstrip(), message.content.rstrip())
+            forms = (
+                message.content,
+                message.content.strip(),
+                message.content.lstrip(),
+                message.content.rstrip(),
+            )
             form = next((form for form in forms if text.startswith(form, at)), None)
             if form is None:
                 return None
@@ -136,7 +141,9 @@ def load_template(choice: str, of_tokenizer: str, names: Mapping[str, str]) -> T
     if choice == OWN:
         if not of_tokenizer:
             reason = "the tokenizer has no template of its own"
-            raise ArgumentError(_FLAG, choice, reason, f"name one of {', '.join(template_names())}, or a file")
+            raise ArgumentError(
+                _FLAG, choice, reason, f"name one of {', '.join(template_names())}, or a file"
+            )
         source = of_tokenizer
     elif choice in template_names():
         source = _folder().joinpath(f"{choice}.jinja").read_text(encoding="utf-8")
@@ -154,7 +161,9 @@ def load_template(choice: str, of_tokenizer: str, names: Mapping[str, str]) -> T
 
 def template_names() -> list[str]:
     """Return the names of the templates that come with the package."""
-    found = [entry.name.removesuffix(".jinja") for entry in _folder().iterdir() if entry.name.endswith(".jinja")]
+    found = [
+        entry.name.removesuffix(".jinja") for entry in _folder().iterdir() if entry.name.endswith(".jinja")
+    ]
     return sorted([*found, SEED])
 
 

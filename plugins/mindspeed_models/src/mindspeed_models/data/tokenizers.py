@@ -17,7 +17,7 @@ from typing import Any
 
 from mindspeed_core.errors import ArgumentError, NamedFileError, UserError
 from mindspeed_core.terminal.foreign_text import first_line
-from mindspeed_train.text.tokenizer import BpeTokenizer, TextTokenizer, tokenizer_of
+from mindspeed_train.interface import BpeTokenizer, read_named_file, tokenizer_of
 
 FROM_HF = "PretrainedFromHF"
 BERT = ("BertWordPieceLowerCase", "BertWordPieceCase")
@@ -77,7 +77,7 @@ class TextEncoder:
     """
 
     library: Any
-    plain: TextTokenizer | None
+    plain: Any
     vocab_size: int
     eod: int
     before: list[int] = field(default_factory=list)
@@ -96,8 +96,8 @@ class TextEncoder:
     def texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of whole texts, none of which is a special token, with those around them."""
         if self.library is None:
-            assert self.plain is not None
-            return self.plain.tokenize_batch(texts)
+            encoded: list[list[int]] = self.plain.tokenize_batch(texts)
+            return encoded
         self.library.encode_special_tokens = True
         found = self.library.encode_batch(list(texts), add_special_tokens=False)
         return [[*self.before, *encoding.ids, *self.after] for encoding in found]
@@ -179,8 +179,7 @@ def load_encoder(choice: TokenizerChoice) -> TextEncoder:
     assert found is not None
     identity = json.dumps([found.unique_identifiers, choice.bos])
     if not isinstance(found, BpeTokenizer):
-        plain: Any = found
-        return TextEncoder(None, plain, found.vocab_size, found.eod, identity=identity)
+        return TextEncoder(None, found, found.vocab_size, found.eod, identity=identity)
     beside = _read_config(_config_of(choice.path))
     return _encoder(found.library, found.vocab_size, found.eod, identity, beside, choice)
 
@@ -211,7 +210,9 @@ def _from_hf(choice: TokenizerChoice) -> TextEncoder:
     except Exception as error:
         # Whatever is wrong with one of its files.
         reason = f"holds no tokenizer that can be read ({first_line(error)})"
-        raise NamedFileError(_FOLDER, choice.path, reason, "check tokenizer.json and tokenizer_config.json") from error
+        raise NamedFileError(
+            _FOLDER, choice.path, reason, "check tokenizer.json and tokenizer_config.json"
+        ) from error
     library = getattr(loaded, "backend_tokenizer", None)
     if library is None:
         reason = f"{type(loaded).__name__} does not say which characters a token stands for"

@@ -16,9 +16,7 @@ from mindspeed_models.data.instruction_dataset import AlignedInstructionDataset,
 from mindspeed_models.data.length_groups import grouped_batches
 from mindspeed_models.data.packing import PackedSamples, packed_batches
 from mindspeed_models.data.settings import packed_prefixes
-from mindspeed_train.data.files import check_dataset_files
-from mindspeed_train.data.sources import data_sources
-from mindspeed_train.data.stages import datasets_from_files
+from mindspeed_train.interface import check_dataset_files, data_sources, datasets_from_files
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -45,7 +43,7 @@ def instruction_datasets(session: Session, args: Namespace, num_samples: _Sizes)
     found = datasets_from_files(session, args, wanted, kind, packed_prefixes)
     if session.platform.dry_run:
         return found
-    found = replace(found, collate=Collate(lengths_of(args), _padding(session)))
+    found = replace(found, collate=Collate(lengths_of(args), _padding(found)))
     if args.pack_samples:
         packed = {name: _packed(getattr(found, name)) for name in ("train", "valid", "test")}
         sets = {name: _packed(each) for name, each in found.valid_sets.items()}
@@ -77,9 +75,9 @@ def _samples_of_a_row(args: Namespace) -> int:
     return max(1, math.ceil(args.seq_length / max(min(means), 1.0)))
 
 
-def _padding(session: Session) -> int:
+def _padding(datasets: Datasets) -> int:
     """Return the token that fills up: the tokenizer's, or any one."""
-    from mindspeed_train.text.stages import BuiltTokenizer
-
-    padding = getattr(session.state(BuiltTokenizer).tokenizer, "pad", -1)
+    splits = (datasets.train, datasets.valid, datasets.test, *datasets.valid_sets.values())
+    tokenizer = next(each for each in splits if each is not None).config.tokenizer
+    padding = getattr(tokenizer, "pad", -1)
     return padding if isinstance(padding, int) and padding >= 0 else 0

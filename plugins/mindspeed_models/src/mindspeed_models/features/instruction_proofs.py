@@ -28,7 +28,7 @@ def write_samples(folder: Path) -> None:
     """Write eight samples that fill four rows of 128 tokens; a third of each is a prompt."""
     import numpy as np
 
-    from mindspeed_train.data.files import write_index
+    from mindspeed_train.interface import write_index
 
     generator = np.random.RandomState(7)
     # A sample loses a token where labels are shifted.
@@ -42,7 +42,9 @@ def write_samples(folder: Path) -> None:
         write_index(prefix.with_suffix(".idx"), np.asarray(lengths, dtype=np.int32), np.dtype(np.int32))
 
 
-def _same(name: str, flags: tuple[str, ...], baseline: tuple[str, ...], ranks: int = 1, **more: object) -> Scenario:
+def _same(
+    name: str, flags: tuple[str, ...], baseline: tuple[str, ...], ranks: int = 1, **more: object
+) -> Scenario:
     return Scenario(
         name,
         flags=(*_DATA, *_LONG, *flags),
@@ -62,7 +64,13 @@ PROOFS = (
     _same("variable-tp2-sp", (*_EPOCH, *_VARIABLE, *_TP2), _EPOCH, ranks=2),
     _same(
         "variable-dp2",
-        (*_EPOCH, *_VARIABLE, "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"),
+        (
+            *_EPOCH,
+            *_VARIABLE,
+            "--use-distributed-optimizer",
+            "--overlap-grad-reduce",
+            "--overlap-param-gather",
+        ),
         _EPOCH,
         ranks=2,
     ),

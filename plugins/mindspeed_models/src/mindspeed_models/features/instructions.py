@@ -14,7 +14,9 @@ _FILES = tuple(
     Flag(name, type=str, nargs="*", per_rank=True)
     for name in ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path")
 )
-_LISTS = tuple(Flag(name, type=str, per_rank=True) for name in ("--data-args-path", "--per-split-data-args-path"))
+_LISTS = tuple(
+    Flag(name, type=str, per_rank=True) for name in ("--data-args-path", "--per-split-data-args-path")
+)
 
 
 class InstructionData(Feature):
@@ -166,7 +168,9 @@ def _experts(args: Any) -> list[str]:
     if getattr(args, "mtp_num_layers", None):
         found.append(f"--mtp-num-layers: {why}, of which the layers of predictions do not know; drop it")
     if getattr(args, "moe_permute_fusion", False):
-        found.append(f"--moe-permute-fusion: {why}, which go to no expert, and the kernel counts them; drop it")
+        found.append(
+            f"--moe-permute-fusion: {why}, which go to no expert, and the kernel counts them; drop it"
+        )
     if "global_aux_loss" in (getattr(args, "moe_router_load_balancing_type", None) or ()):
         found.append(
             "--moe-router-load-balancing-type global_aux_loss averages the tokens of micro-batches, which "
