@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from mindspeed_models.data.settings import Settings
+from mindspeed_models.data.tokenizers import TokenizerChoice
+
 WORDS = "the cat saw a dog and it ran to its house where nobody had ever been before that day".split()
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
@@ -55,3 +58,9 @@ def write_lines(path: Path, records: list[object]) -> Path:
     lines = [record if isinstance(record, str) else json.dumps(record, ensure_ascii=False) for record in records]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def instructions(corpus: Path, **more: object) -> Settings:
+    """Settings of the seed's handler of instructions, with the tokenizer of a corpus."""
+    choice = TokenizerChoice(path=str(corpus / "tokenizer"))
+    return Settings(choice, handler_name="GeneralInstructionHandler", append_eod=True, **more)  # type: ignore[arg-type]

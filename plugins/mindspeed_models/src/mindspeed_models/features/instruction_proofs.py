@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mindspeed_core.feature import Gain, Resume, Scenario
+from mindspeed_core.feature import Resume, Scenario
 
 _FILES = ("mindspeed_models.features.instruction_proofs:write_samples",)
 _DATA = ("--data-path", "{files}/samples", "--split", "1,0,0", "--is-instruction-dataset")
@@ -59,7 +59,7 @@ def _same(
 
 
 PROOFS = (
-    _same("variable", (*_EPOCH, *_VARIABLE), _EPOCH, gains=(Gain("peak_bytes"),)),
+    _same("variable", (*_EPOCH, *_VARIABLE), _EPOCH),
     _same("variable-pp2", (*_EPOCH, *_VARIABLE, *_PP2), _EPOCH, ranks=2),
     _same("variable-tp2-sp", (*_EPOCH, *_VARIABLE, *_TP2), _EPOCH, ranks=2),
     _same(
