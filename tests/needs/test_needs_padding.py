@@ -108,7 +108,13 @@ def one_rank():
     found["aux, unmasked"] = trained(*AUX, probe=Unmasked)
     found["sequences, pairs"] = trained(*SEQUENCES, *PAIRS, probe=Padded)
     found["aux, recomputed"] = trained(
-        *AUX, "--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1",
+        *AUX,
+        "--recompute-granularity",
+        "full",
+        "--recompute-method",
+        "uniform",
+        "--recompute-num-layers",
+        "1",
         probe=Padded,
     )
     return found
@@ -145,7 +151,9 @@ def check(found, expected):
     assert max(float((weights[key] - expected[3][key]).abs().max()) for key in weights) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["aux, padded", "aux, recomputed", "sequences, padded", "sequences, pairs", "biased, padded"])
+@pytest.mark.parametrize(
+    "name", ["aux, padded", "aux, recomputed", "sequences, padded", "sequences, pairs", "biased, padded"]
+)
 def test_filled_up_samples_train_like_samples_of_their_own_lengths(alone, name):
     check(alone[name], alone[name.partition(",")[0]])
 

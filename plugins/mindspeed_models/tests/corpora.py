@@ -55,7 +55,9 @@ def question(number: int) -> dict[str, str]:
 
 def write_lines(path: Path, records: list[object]) -> Path:
     """Write records as JSON lines; text is written as it is."""
-    lines = [record if isinstance(record, str) else json.dumps(record, ensure_ascii=False) for record in records]
+    lines = [
+        record if isinstance(record, str) else json.dumps(record, ensure_ascii=False) for record in records
+    ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 

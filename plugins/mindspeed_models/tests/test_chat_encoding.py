@@ -34,7 +34,9 @@ def encoding(encoder, template="chatml", **options):
 
 
 def trained(encoder, sample):
-    return encoder.library.decode([label for label in sample.labels if label != IGNORED], skip_special_tokens=False)
+    return encoder.library.decode(
+        [label for label in sample.labels if label != IGNORED], skip_special_tokens=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,8 +91,10 @@ def test_no_content_adds_a_special_token(encoder, question, answer):
 
 def test_a_template_that_hides_where_messages_are_refuses_special_tokens_in_them(encoder, tmp_path):
     path = tmp_path / "upper.jinja"
-    path.write_text("{% for m in messages %}<|im_start|>{{ m['content'] | upper }}<|im_end|>{% endfor %}"
-                    "{% if add_generation_prompt %}<|im_start|>{% endif %}")
+    path.write_text(
+        "{% for m in messages %}<|im_start|>{{ m['content'] | upper }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>{% endif %}"
+    )
     found = encoding(encoder, str(path))
     (sample,) = found.samples(TWO_TURNS[:2])
     assert sample.ids.count(encoder.special["<|im_start|>"]) == 2

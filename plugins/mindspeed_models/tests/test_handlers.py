@@ -51,7 +51,13 @@ def test_moss_at_once_learns_to_end_before_the_next_question(tmp_path):
     assert sample.ids == [195, *hi, 196, *hello, 195, *more, 196, *enough, eod]
     hidden = [IGNORED]
     assert sample.labels == [
-        eod, *hidden * (len(hi) + 1), *hello, eod, *hidden * (len(more) + 1), *enough, eod
+        eod,
+        *hidden * (len(hi) + 1),
+        *hello,
+        eod,
+        *hidden * (len(more) + 1),
+        *enough,
+        eod,
     ]
 
 

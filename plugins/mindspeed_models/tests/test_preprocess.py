@@ -29,14 +29,19 @@ def corpus(tmp_path_factory):
     records = [question(number) for number in range(RECORDS)]
     write_lines(folder / "questions.jsonl", records)
     (folder / "questions.json").write_text(json.dumps(records, indent=1))
-    write_lines(folder / "texts.jsonl", [{"text": text(n, 5 + n % 9), "more": text(-1 - n % 3 + 9, 3)} for n in range(50)])
+    write_lines(
+        folder / "texts.jsonl",
+        [{"text": text(n, 5 + n % 9), "more": text(-1 - n % 3 + 9, 3)} for n in range(50)],
+    )
     return folder
 
 
 def digests(prefix):
     folder = Path(prefix).parent
     names = sorted(folder.glob(f"{Path(prefix).name}_*"))
-    return {path.name.removeprefix(Path(prefix).name): sha256(path.read_bytes()).hexdigest() for path in names}
+    return {
+        path.name.removeprefix(Path(prefix).name): sha256(path.read_bytes()).hexdigest() for path in names
+    }
 
 
 def run(*words):
@@ -54,7 +59,8 @@ def alone(corpus, tmp_path_factory):
 def test_three_fields_hold_a_sample_each(corpus, alone):
     made, prefix = alone
     fields = {
-        name: IndexedDataset(f"{prefix}_packed_{name}_document") for name in ("input_ids", "attention_mask", "labels")
+        name: IndexedDataset(f"{prefix}_packed_{name}_document")
+        for name in ("input_ids", "attention_mask", "labels")
     }
     assert {len(each) for each in fields.values()} == {RECORDS}
     assert all(each[0].dtype == np.int32 for each in fields.values())
@@ -106,7 +112,9 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(corpus, alone, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     for after in (4, 9, 25):
         ended = subprocess.run(
-            [sys.executable, "-c", KILLED, str(corpus), prefix, str(after)], env=environment, capture_output=True
+            [sys.executable, "-c", KILLED, str(corpus), prefix, str(after)],
+            env=environment,
+            capture_output=True,
         )
         assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
         assert not list(tmp_path.glob("*.idx"))
@@ -117,7 +125,9 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(corpus, alone, tmp_path):
 
 
 @pytest.mark.parametrize("at", ["bin", "idx"])
-def test_a_kill_while_files_appear_leaves_no_index_beside_other_tokens(corpus, alone, tmp_path, monkeypatch, at):
+def test_a_kill_while_files_appear_leaves_no_index_beside_other_tokens(
+    corpus, alone, tmp_path, monkeypatch, at
+):
     prefix = str(tmp_path / "data")
     source = [str(corpus / "questions.jsonl")]
     preprocess([str(corpus / "questions.json")], prefix, instructions(corpus, train_on="assistant"))
@@ -150,7 +160,9 @@ def test_refused_records_are_kept_with_place_and_reason(corpus, tmp_path):
     bad = {"instruction": "q", "input": "", "output": "  "}
     source = write_lines(tmp_path / "some.jsonl", [*records[:9], "{broken", *records[9:], bad, [1]])
     prefix = str(tmp_path / "data")
-    with pytest.raises(UserError, match=r"3 of 23 records cannot be used, the first in .*some.jsonl, 10: is not JSON"):
+    with pytest.raises(
+        UserError, match=r"3 of 23 records cannot be used, the first in .*some.jsonl, 10: is not JSON"
+    ):
         preprocess([str(source)], prefix, instructions(corpus), part_bytes=500)
     assert not list(tmp_path.glob("*.idx"))
     made = preprocess([str(source)], prefix, instructions(corpus), part_bytes=500, max_bad_ratio=0.5)
@@ -215,7 +227,9 @@ def test_the_seeds_flags_have_its_defaults():
         "log_interval": 100,
     }
     assert {name: found[name] for name in expected} == expected
-    several = command.make_context("preprocess", [*words, "--json-keys", "a", "b", "--datasets", "c", "d", "--append-eod"])
+    several = command.make_context(
+        "preprocess", [*words, "--json-keys", "a", "b", "--datasets", "c", "d", "--append-eod"]
+    )
     assert several.params["json_keys"] == ("a", "b")
     assert several.params["datasets"] == ("c", "d")
     assert several.params["append_eod"]
@@ -270,13 +284,19 @@ def test_every_format_gives_the_same_records(corpus, tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(rows))
     table = pyarrow.Table.from_pylist(rows)
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=3)
-    with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as out:
+    with (
+        pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pyarrow.ipc.new_stream(sink, table.schema) as out,
+    ):
         out.write_table(table)
     header, *lines = [",".join(rows[0])] + [",".join(f'"{value}"' for value in row.values()) for row in rows]
     (tmp_path / "a.csv").write_text("\n".join([header, *lines]) + "\n")
     for name in ("a.jsonl", "a.json", "a.parquet", "a.arrow", "a.csv"):
         found = [
-            dict(record.value) for part in divide(tmp_path / name, 300) for record in read_records(part) if record.value
+            dict(record.value)
+            for part in divide(tmp_path / name, 300)
+            for record in read_records(part)
+            if record.value
         ]
         assert found == rows, name
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.megatron_dataset import MegatronDataset
@@ -14,6 +16,8 @@ from megatron.core.datasets.megatron_dataset import MegatronDataset
 from mindspeed_core.errors import DataError
 from mindspeed_models.data.encoding import IGNORED
 from mindspeed_models.data.settings import packed_prefixes
+
+logger = logging.getLogger("mindspeed_core")
 
 
 class InstructionFiles:
@@ -63,8 +67,10 @@ class InstructionDataset(MegatronDataset):
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str, config: Any) -> InstructionFiles:
-        """Open the files of a prefix."""
-        return InstructionFiles(dataset_path)
+        """Open the files of a prefix, and tell how many samples will be cut."""
+        files = InstructionFiles(dataset_path)
+        _tell_cut(files, config.sequence_length)
+        return files
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: InstructionFiles) -> int:
@@ -135,6 +141,33 @@ class AlignedInstructionDataset(InstructionDataset):
     """Samples whose labels stand at the tokens that they are predicted from (``--keep-last-token``)."""
 
     keep_last_token = True
+
+
+def _tell_cut(files: InstructionFiles, longest: int) -> None:
+    """Warn of samples that are longer than a row, whose answers are cut.
+
+    Raises:
+        DataError: all are.
+    """
+    # A sample loses a token where labels are shifted.
+    count = int((files.ids.sequence_lengths > longest + 1).sum())
+    if not count:
+        return
+    remedy = "raise --seq-length, or prepare the data with --seq-length and --overlong"
+    if count == len(files):
+        raise DataError(
+            f"{files.path_prefix}: all {count} samples are longer than --seq-length {longest}, and lose the end "
+            f"of their answers; {remedy}"
+        )
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        logger.warning(
+            "%s: %d of %d samples are longer than --seq-length %d and lose the end of their answers; %s",
+            files.path_prefix,
+            count,
+            len(files),
+            longest,
+            remedy,
+        )
 
 
 def sample_lengths(dataset: Any, index: Sequence[int] | np.ndarray) -> np.ndarray:

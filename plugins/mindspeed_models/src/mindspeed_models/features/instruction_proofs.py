@@ -13,6 +13,7 @@ _PP2, _TP2 = (
     ("--pipeline-model-parallel-size", "2"),
     ("--tensor-model-parallel-size", "2", "--sequence-parallel"),
 )
+_SHARDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 _LONG = ("--seq-length", "128")
 _EPOCH = ("--global-batch-size", "8")
 """A step of all samples, one a row."""
@@ -53,7 +54,7 @@ def _same(
         baseline_world_size=1,
         same_feature=True,
         files=_FILES,
-        tolerance=1e-5,
+        tolerance=2e-5,
         **more,  # type: ignore[arg-type]
     )
 
@@ -95,6 +96,13 @@ PACKED_PROOFS = (
     ),
     _same("packed-pp2", (*_ROWS, *_PACK, *_PP2), (*_ROWS, *_PACK), ranks=2),
     _same("packed-tp2-sp", (*_ROWS, *_PACK, *_TP2), (*_ROWS, *_PACK), ranks=2),
+    _same(
+        "packed-cp2",
+        (*_ROWS, *_PACK, "--context-parallel-size", "2", "--use-flash-attn"),
+        (*_ROWS, *_PACK),
+        ranks=2,
+    ),
+    _same("packed-dp2", (*_ROWS, *_PACK, *_SHARDED), (*_ROWS, *_PACK, "--micro-batch-size", "2"), ranks=2),
     Scenario(
         "resume",
         flags=(*_DATA, *_LONG, *_ROWS, *_PACK),
