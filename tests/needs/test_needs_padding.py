@@ -14,8 +14,8 @@ from mindspeed_megatron.padding import StepLengths, padding_options
 from mindspeed_testing import run_world
 
 EXPERTS = (
-    "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --disable-bias-linear --swiglu --num-layers 2 "
-    "--moe-token-dispatcher-type alltoall --calculate-per-token-loss"
+    "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --disable-bias-linear --swiglu "
+    "--num-layers 2 --moe-token-dispatcher-type alltoall --calculate-per-token-loss"
 ).split()
 AUX = (*EXPERTS, "--moe-aux-loss-coeff", "0.5", "--moe-z-loss-coeff", "0.05")
 # Not the loss on logits: a mean over the tokens of a micro-batch, whatever samples they are of.
@@ -212,9 +212,9 @@ def source(**flags):
 
 def test_rows_of_several_documents_without_their_flags_are_refused():
     positions = torch.tensor([[0, 1, 2, 0, 1, 0]])
-    with pytest.raises(DataError, match="acme-rows: .* add --reset-attention-mask --reset-position-ids"):
+    with pytest.raises(DataError, match=r"acme-rows: .* add --reset-attention-mask --reset-position-ids"):
         check_kept_apart(*source(), {"position_ids": positions})
-    with pytest.raises(DataError, match="add --reset-position-ids$"):
+    with pytest.raises(DataError, match=r"add --reset-position-ids$"):
         check_kept_apart(*source(reset_attention_mask=True), {"position_ids": positions})
     check_kept_apart(*source(reset_attention_mask=True, reset_position_ids=True), {"position_ids": positions})
 

@@ -1,4 +1,4 @@
-"""Rows of several samples, and micro-batches of similar lengths: nothing lost, nothing twice, nothing too long."""
+"""Rows of several samples, and micro-batches of similar lengths: nothing lost, twice or too long."""
 
 from collections import Counter
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""``mindspeed-models preprocess``: the same bytes for any workers and after kills, and nothing lost silently."""
+"""``mindspeed-models preprocess``: the same bytes for any workers and after kills, nothing lost silently."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """Names of this host that other distributions may import; everything else in it is private.
 
-Proofs train with the host, tools hold its writer, and plugins prepare data as it does and make checkpoints of its
-checkpoints. A name is loaded when it is used: the writer runs in a process without torch.
+Proofs train with the host, tools hold its writer, and plugins prepare data as it does and make checkpoints of
+its checkpoints. A name is loaded when it is used: the writer runs in a process without torch.
 """
 
 from __future__ import annotations

@@ -207,6 +207,11 @@ def _parquet_rows(file: Path, segment: Segment, reading: Reading) -> Iterator[st
 
 
 def open_parquet(file: Path) -> Any:
+    """Open a Parquet file.
+
+    Raises:
+        DataError: it is none, or the library is missing.
+    """
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
@@ -65,7 +66,7 @@ def text_of(record: Mapping[str, Any], key: str, *, optional: bool = False) -> s
 
 
 def alpaca(record: Mapping[str, Any]) -> Conversation:
-    """Read ``instruction``, ``input`` and ``output``, with ``system`` and ``history`` where they are there."""
+    """Read ``instruction``, ``input`` and ``output``, with ``system`` and ``history`` where they are."""
     messages: list[Message] = []
     system = text_of(record, "system", optional=True)
     if system:
@@ -109,7 +110,7 @@ def _messages(
         if not isinstance(turn, Mapping):
             raise BadRecord(f"message {number} is no object")
         named = turn.get(role)
-        if named not in roles:
+        if not isinstance(named, str) or named not in roles:
             raise BadRecord(f"message {number} has the {role} {named!r}, not one of {', '.join(roles)}")
         value = turn.get(content)
         if isinstance(value, Sequence) and not isinstance(value, str):
@@ -145,7 +146,7 @@ def checked(messages: Sequence[Message]) -> Conversation:
         raise BadRecord("a system message is not the first one")
     if not turns or turns[0].role != USER:
         raise BadRecord("the first message is not the user's")
-    for before, now in zip(turns, turns[1:]):
+    for before, now in pairwise(turns):
         allowed = (ASSISTANT,) if before.role != ASSISTANT else (USER, TOOL)
         if now.role not in allowed and not (before.role == TOOL and now.role == TOOL):
             raise BadRecord(f"a message of {now.role} follows one of {before.role}")

@@ -75,8 +75,8 @@ def _alpaca_text(record: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
     # Upstream writes the word None for an empty input.
     inputs = f" Input:\n{more}" if more else ""
     return [
-        "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
-        "detailed, and polite answers to the user's questions.USER: Below is an instruction that describes a "
+        "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
+        "helpful, detailed, and polite answers to the user's questions.USER: Below is an instruction that describes a "
         "task. Write a response that appropriately completes the request.\n\n"
         f"### Instruction:\n{question}\n\n###{inputs}\n\n### Response: ASSISTANT: {text_of(record, 'output')}"
     ]
@@ -145,7 +145,7 @@ def _moss_prefixes(record: Mapping[str, Any]) -> Iterator[Conversation]:
 
 
 def _moss_at_once(record: Mapping[str, Any], encoder: TextEncoder) -> Iterator[Sample]:
-    """Yield the whole conversation, with the markers of Baichuan and labels at the tokens that they belong to.
+    """Yield the whole conversation, with the markers of Baichuan and labels at the tokens they belong to.
 
     The model learns to end before the next question: the label of a user's marker is the end of a document.
     """

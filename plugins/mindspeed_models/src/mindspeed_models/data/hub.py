@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context
 from typing import Any
@@ -57,7 +58,7 @@ class HubSource:
         """
         self._work, self._params = work, params
         try:
-            import datasets
+            datasets: Any = import_module("datasets")
         except ImportError as error:
             raise UserError(
                 f"{PARAMS}, and names of data sets, need a library that is not installed; run "

@@ -84,7 +84,7 @@ class InstructionDataset(MegatronDataset):
     def places(self, index: Any) -> Any:
         """Return the place in the files of samples: an int of an int, an array of an array."""
         count = len(self.indices)
-        if np.isscalar(index):
+        if isinstance(index, int):
             return int(self.indices[self._order(int(index) // count)[int(index) % count]])
         index = np.asarray(index)
         found = np.empty(len(index), dtype=np.int64)
@@ -126,8 +126,8 @@ class InstructionDataset(MegatronDataset):
             if len(values) and not 0 <= int(values.min()) <= int(values.max()) < size:
                 wrong = int(values.max()) if int(values.max()) >= size else int(values.min())
                 raise DataError(
-                    f"{self.dataset.path_prefix}: sample {place} has the {name} {wrong}, the tokenizer has {size} "
-                    "ids; name the tokenizer the data was made with in --tokenizer-model"
+                    f"{self.dataset.path_prefix}: sample {place} has the {name} {wrong}, the tokenizer "
+                    f"has {size} ids; name the tokenizer the data was made with in --tokenizer-model"
                 )
 
     def _order(self, epoch: int) -> np.ndarray:
@@ -156,8 +156,8 @@ def _tell_cut(files: InstructionFiles, longest: int) -> None:
     remedy = "raise --seq-length, or prepare the data with --seq-length and --overlong"
     if count == len(files):
         raise DataError(
-            f"{files.path_prefix}: all {count} samples are longer than --seq-length {longest}, and lose the end "
-            f"of their answers; {remedy}"
+            f"{files.path_prefix}: all {count} samples are longer than --seq-length {longest}, and lose the "
+            f"end of their answers; {remedy}"
         )
     if not dist.is_initialized() or dist.get_rank() == 0:
         logger.warning(

@@ -233,7 +233,8 @@ def _publish(
             if not sum(map(len, lengths)):
                 shutil.rmtree(work.folder, ignore_errors=True)
                 raise DataError(
-                    "no record gives anything to train on; see --seq-length and --overlong, or name other input"
+                    "no record gives anything to train on; see --seq-length and --overlong, or name "
+                    "other input"
                 )
             write_index(index, np.concatenate(lengths), np.dtype(dtype), np.concatenate(documents))
             with index.open("rb") as written:

@@ -1,4 +1,4 @@
-"""``mindspeed-models preprocess``: AscendSpeed's ``preprocess_data.py`` with all its flags, and further ones."""
+"""``mindspeed-models preprocess``: AscendSpeed's ``preprocess_data.py`` with all its flags, and more."""
 
 from __future__ import annotations
 
@@ -220,16 +220,18 @@ def _report(made: Any, padded: int) -> None:
         emit(f"trained          {counts.trained:,} ({counts.trained / counts.tokens:.1%})")
     if counts.overlong:
         emit(
-            f"overlong         {counts.overlong:,}, of which {counts.dropped:,} were left out and {counts.cut:,} "
-            "lost a part of an answer"
+            f"overlong         {counts.overlong:,}, of which {counts.dropped:,} were left out and "
+            f"{counts.cut:,} lost a part of an answer"
         )
     if counts.merged:
         emit(
-            f"merged           {counts.merged:,} of {counts.answers:,} answers begin inside a token of the prompt"
+            f"merged           {counts.merged:,} of {counts.answers:,} answers begin inside a token of their "
+            "prompt"
         )
         if counts.merged > counts.answers / 100:
             emit(
-                "                 generation will see other tokens there: let the marker of an answer not end in a blank"
+                "                 generation will see other tokens there: let the marker of an answer not "
+                "end in a blank"
             )
     emit(f"vocabulary       {made.vocab_size:,}, padded {padded:,}")
     for prefix in made.prefixes:

@@ -1,7 +1,8 @@
 """Records of a corpus: files of every usual format, divided into parts that can be read by themselves.
 
 JSON lines are divided by bytes, Parquet by row groups, a JSON list by its elements; CSV, Arrow, text and
-compressed files are read whole. A record that cannot be read is told with its place, and the next one is read.
+compressed files are read whole. A record that cannot be read is told with its place, and the next one is
+read.
 """
 
 from __future__ import annotations

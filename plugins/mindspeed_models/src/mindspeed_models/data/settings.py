@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError
@@ -113,7 +114,8 @@ class Settings:
         # Where the tokenizer lies does not matter, its content does.
         facts["tokenizer"] = encoder.identity
         facts["template"] = self.encoding(encoder).template.source
-        return json.loads(json.dumps(facts))  # type: ignore[no-any-return]
+        plain: dict[str, Any] = json.loads(json.dumps(facts))
+        return plain
 
 
 @dataclass
@@ -145,14 +147,11 @@ class Sentences:
 def _punkt(keep_newlines: bool) -> Any:
     flag = "--split-sentences"
     try:
-        from nltk.tokenize.punkt import PunktLanguageVars, PunktTokenizer
+        punkt: Any = import_module("nltk.tokenize.punkt")
     except ImportError as error:
         raise ArgumentError(flag, None, "needs nltk, which is not installed", "pip install nltk") from error
 
-    class KeepNewlines(PunktLanguageVars):  # type: ignore[misc]
-        """Blanks between sentences belong to the sentence before them."""
-
-        _period_context_fmt = r"""
+    kept = r"""
             \S*                          # some word material
             %(SentEndChars)s             # a potential sentence ending
             \s*                          # blanks, which are kept
@@ -161,11 +160,13 @@ def _punkt(keep_newlines: bool) -> Any:
                 |
                 (?P<next_tok>\S+)        # or another word
             ))"""
-
     try:
-        splitter = PunktTokenizer("english")
+        splitter = punkt.PunktTokenizer("english")
         if keep_newlines:
-            splitter._lang_vars = KeepNewlines()
+            # Blanks between sentences belong to the sentence before them.
+            splitter._lang_vars = type(
+                "KeepNewlines", (punkt.PunktLanguageVars,), {"_period_context_fmt": kept}
+            )()
     except LookupError as error:
         reason = "needs nltk's data punkt_tab, which are not installed"
         remedy = "install them beside nltk (python -m nltk.downloader punkt_tab)"

@@ -88,7 +88,7 @@ class Template:
         return Rendered(text, tuple(answers), self._contents(messages, text))
 
     def _contents(self, messages: Conversation, text: str) -> tuple[Span, ...] | None:
-        """Return where contents are, found by writing marks in their places; None where they are not found."""
+        """Return where contents are, found by marks in their places; None where they are not found."""
         marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
         marked = self._written([Message(m.role, mark) for m, mark in zip(messages, marks)])
         spans: list[Span] = []
@@ -116,7 +116,7 @@ class Template:
 
 
 def seed_alpaca(messages: Sequence[Message], answer: bool) -> str:
-    """Write a conversation as AscendSpeed's prompter does: an empty system token, a sentence, marked messages."""
+    """Write a conversation as AscendSpeed's prompter does: a sentence, then marked messages."""
     system = next((m.content for m in messages if m.role == SYSTEM), _SEED_SYSTEM)
     text = f"\n{system}\n"
     for message in messages:

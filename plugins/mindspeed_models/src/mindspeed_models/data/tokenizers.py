@@ -17,7 +17,7 @@ from typing import Any
 
 from mindspeed_core.errors import ArgumentError, NamedFileError, UserError
 from mindspeed_core.terminal.foreign_text import first_line
-from mindspeed_train.interface import BpeTokenizer, read_named_file, tokenizer_of
+from mindspeed_train.interface import BpeTokenizer, tokenizer_of
 
 FROM_HF = "PretrainedFromHF"
 BERT = ("BertWordPieceLowerCase", "BertWordPieceCase")

@@ -47,8 +47,8 @@ def instruction_datasets(session: Session, args: Namespace, num_samples: _Sizes)
     if args.pack_samples:
         packed = {name: _packed(getattr(found, name)) for name in ("train", "valid", "test")}
         sets = {name: _packed(each) for name, each in found.valid_sets.items()}
-        order = partial(packed_batches, room=args.seq_length)
-        return replace(found, **packed, valid_sets=sets, batch_sampler=order)
+        rows = partial(packed_batches, room=args.seq_length)
+        return replace(found, **packed, valid_sets=sets, batch_sampler=rows)
     if args.group_by_length:
         order = partial(grouped_batches, global_batch_size=args.global_batch_size)
         return replace(found, batch_sampler=order)

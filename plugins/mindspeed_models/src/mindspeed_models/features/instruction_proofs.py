@@ -20,8 +20,8 @@ _EPOCH = ("--global-batch-size", "8")
 _ROWS = ("--global-batch-size", "4")
 """The same samples in packed rows."""
 _EXPERTS = tuple(
-    "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --disable-bias-linear --moe-aux-loss-coeff 0.1 "
-    "--moe-z-loss-coeff 0.01 --moe-token-dispatcher-type alltoall".split()
+    "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --disable-bias-linear "
+    "--moe-aux-loss-coeff 0.1 --moe-z-loss-coeff 0.01 --moe-token-dispatcher-type alltoall".split()
 )
 
 

@@ -101,8 +101,8 @@ def _lengths(args: Any) -> list[str]:
     variable = getattr(args, "variable_seq_lengths", False)
     if variable and args.context_parallel_size > 1:
         found.append(
-            f"{_VARIABLE} with --context-parallel-size {args.context_parallel_size}: ranks split a sequence of "
-            f"one length; drop {_VARIABLE}, or use {_PACK}, which fills rows"
+            f"{_VARIABLE} with --context-parallel-size {args.context_parallel_size}: ranks split a sequence "
+            f"of one length; drop {_VARIABLE}, or use {_PACK}, which fills rows"
         )
     graphs = getattr(args, "cuda_graph_impl", None) not in (None, "none")
     if variable and (graphs or getattr(args, "enable_cuda_graph", False)):
@@ -133,8 +133,8 @@ def _buckets(args: Any, variable: bool) -> list[str]:
     uneven = [word for word in words if int(word) % ranks]
     if uneven:
         return [
-            f"{shown}: {uneven[0]} is not divisible by the {ranks} ranks of --sequence-parallel; use multiples "
-            f"of {ranks}"
+            f"{shown}: {uneven[0]} is not divisible by the {ranks} ranks of --sequence-parallel; use "
+            f"multiples of {ranks}"
         ]
     return []
 
@@ -147,7 +147,8 @@ def _documents(args: Any) -> list[str]:
             return [f"--fix-sub-seq-length {every} cuts rows where no sample ends; drop it with {_PACK}"]
         return []
     return [
-        f"{flag} is about rows of several documents, and a row of {_FLAG} holds one sample; drop it, or add {_PACK}"
+        f"{flag} is about rows of several documents, and a row of {_FLAG} holds one sample; drop it, or "
+        f"add {_PACK}"
         for flag, name in (
             ("--reset-attention-mask", "reset_attention_mask"),
             ("--reset-position-ids", "reset_position_ids"),
