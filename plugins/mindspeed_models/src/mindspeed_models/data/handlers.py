@@ -76,8 +76,8 @@ def _alpaca_text(record: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
     inputs = f" Input:\n{more}" if more else ""
     return [
         "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
-        "helpful, detailed, and polite answers to the user's questions.USER: Below is an instruction that describes a "
-        "task. Write a response that appropriately completes the request.\n\n"
+        "helpful, detailed, and polite answers to the user's questions.USER: Below is an instruction that "
+        "describes a task. Write a response that appropriately completes the request.\n\n"
         f"### Instruction:\n{question}\n\n###{inputs}\n\n### Response: ASSISTANT: {text_of(record, 'output')}"
     ]
 
