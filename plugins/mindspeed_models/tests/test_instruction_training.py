@@ -144,6 +144,7 @@ def everything(data, folder):
         "variable resumed": resumed(data, f"{folder}/variable", *short),
         "grouped resumed": resumed(data, f"{folder}/grouped", *short, "--group-by-length"),
         "packed resumed": resumed(data, f"{folder}/packed", "--pack-samples", "--seq-length", "128"),
+        "other order": raised(data, "--load", f"{folder}/grouped", *short),
         "validated": validated(data),
         "beyond": raised(data, "--data-path", f"{folder}/beyond"),
         "uneven": raised(data, "--data-path", f"{folder}/uneven"),
@@ -205,6 +206,11 @@ def test_a_resumed_run_goes_on_with_the_next_samples(found, name):
         assert one == pytest.approx(other, rel=1e-6)
 
 
+def test_a_run_that_would_go_on_in_another_order_is_refused(found):
+    assert "came in groups for steps of 4 (--group-by-length)" in found["other order"]
+    assert "come one by one" in found["other order"]
+
+
 def test_blends_and_validation_are_those_of_pretraining(found):
     shares, longest, shape, loss = found["validated"]
     assert shares == [24, 8]
@@ -242,7 +248,8 @@ def problems(*flags, world_size=2):
         ("--seq-length-buckets 16,x --variable-seq-lengths", "is no list of lengths"),
         ("--seq-length-buckets 64 --variable-seq-lengths", "exceeds --seq-length 32"),
         (
-            "--seq-length-buckets 15 --variable-seq-lengths --tensor-model-parallel-size 2 --sequence-parallel",
+            "--seq-length-buckets 15 --variable-seq-lengths --tensor-model-parallel-size 2 "
+            "--sequence-parallel",
             "use multiples of 2",
         ),
         ("--create-attention-mask-in-dataloader", "no dense mask is made"),

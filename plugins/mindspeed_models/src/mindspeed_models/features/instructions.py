@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from mindspeed_core.errors import DataError
 from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, hookimpl
 from mindspeed_models.features.instruction_proofs import PROOFS
 
@@ -87,6 +88,25 @@ class InstructionData(Feature):
         fields = yield
         return fields | {"padding_mask"}
 
+    @hookimpl
+    def checkpoint_state(self, run: Any) -> Mapping[str, Any]:
+        """Remember in which order samples come."""
+        return {self.name: {"order": _order(run.args)}}
+
+    @hookimpl
+    def restore_checkpoint_state(self, run: Any, state: Mapping[str, Any]) -> None:
+        """Refuse to go on in another order, in which samples would be left out and come twice.
+
+        Raises:
+            DataError: the checkpoint's samples came in another order.
+        """
+        before = state.get(self.name, {}).get("order")
+        if before is not None and before != _order(run.args):
+            raise DataError(
+                f"the samples of the checkpoint came {before}, and those of this run come {_order(run.args)}: "
+                "some would be left out and others come twice; use the former flags, or --finetune"
+            )
+
     @hookimpl(wrapper=True)
     def validate_arguments(self) -> Generator[None, Any, Any]:
         """Read the buckets."""
@@ -94,6 +114,14 @@ class InstructionData(Feature):
         if isinstance(args.seq_length_buckets, str):
             args.seq_length_buckets = [int(word) for word in args.seq_length_buckets.split(",")]
         return args
+
+
+def _order(args: Any) -> str:
+    if getattr(args, "pack_samples", False):
+        return f"packed in rows of {args.seq_length} ({_PACK})"
+    if args.group_by_length:
+        return f"in groups for steps of {args.global_batch_size} ({_GROUP})"
+    return "one by one"
 
 
 def _lengths(args: Any) -> list[str]:
