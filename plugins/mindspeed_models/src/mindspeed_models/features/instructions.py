@@ -103,8 +103,8 @@ class InstructionData(Feature):
         before = state.get(self.name, {}).get("order")
         if before is not None and before != _order(run.args):
             raise DataError(
-                f"the samples of the checkpoint came {before}, and those of this run come {_order(run.args)}: "
-                "some would be left out and others come twice; use the former flags, or --finetune"
+                f"the samples of the checkpoint came {before}, and those of this run come "
+                f"{_order(run.args)}: some would be left out and others come twice; use the former flags, or --finetune"
             )
 
     @hookimpl(wrapper=True)
