@@ -146,7 +146,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what ``tests/thorough.txt`` names, before tests are chosen by their marks."""
     named = {line for line in LEFT_OUT.read_text(encoding="utf-8").splitlines() if not line.startswith("#")}
     for item in items:
-        if item.nodeid in named:
+        if item.nodeid in named or item.nodeid.partition("::")[0] in named:
             item.add_marker(pytest.mark.thorough)
 
 

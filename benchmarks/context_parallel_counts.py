@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.platforms.memory import TensorBytes
 from mindspeed_cp.engine import counters
 from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.exchange import needed_rows
@@ -22,6 +21,7 @@ from mindspeed_cp.engine.planners import GATHER, Grid, balanced_layout, imbalanc
 from mindspeed_cp.engine.volume import Sizes, share_of
 from mindspeed_cp.options import CPOptions
 from mindspeed_megatron.instruments.communication import count_communication
+from mindspeed_megatron.instruments.memory import TensorBytes
 from mindspeed_testing import run_world
 
 LENGTH, HEADS, KEY_HEADS, WIDTH, BATCH = 512, 8, 2, 16, 2

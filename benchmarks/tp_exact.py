@@ -83,8 +83,8 @@ def counted(flags: tuple[str, ...], *, steps: int = 1) -> Counted:
 
 def by_formula(feature: str, two: Counted) -> float:
     """Return the bytes that a feature of mindspeed-tp states for a layer of a run."""
-    from mindspeed_core.formulas import ELEMENT_SIZE, evaluate, formula_of
     from mindspeed_core.registry import Registry
+    from mindspeed_megatron.formulas import ELEMENT_SIZE, evaluate, formula_of
 
     text = formula_of(Registry.discover().features[feature].cls, "bytes_sent", "cpu")
     return evaluate(text, {**two.arguments, ELEMENT_SIZE: 4})
@@ -233,7 +233,7 @@ def head_peaks(chunks: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[int, dict[int, i
     import torch
     import torch.distributed as dist
 
-    from mindspeed_core.platforms.memory import TensorBytes
+    from mindspeed_megatron.instruments.memory import TensorBytes
     from mindspeed_tp.chunked_loss import ChunkedLoss, LossPlan
 
     s, b, h, v = 256, 2, 16, 2048

@@ -14,7 +14,7 @@ Sites = list[tuple[str, str]]
 
 def layers_page() -> str:
     """The editor of layer specifications and the roles."""
-    found = classes("mindspeed_core/layer_spec.py")
+    found = classes("packages/mindspeed_megatron/src/mindspeed_megatron/layer_spec.py")
     lines = [
         "# Layer specifications",
         "",
@@ -81,7 +81,7 @@ def trees() -> Iterator[tuple[str, Sites]]:
 
 def sites_of(tree: Any) -> Sites:
     """Dotted role and class of every place of a tree."""
-    from mindspeed_core.layer_spec import SpecEditor
+    from mindspeed_megatron.layer_spec import SpecEditor
 
     return [
         (

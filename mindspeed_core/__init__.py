@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         hookimpl,
     )
     from mindspeed_core.hooks import DONE
-    from mindspeed_core.layer_spec import SpecEditor
     from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.registry import Registry
     from mindspeed_core.resolver.plan import Plan, PlanError
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from mindspeed_core.validation import Checked, check
     from mindspeed_megatron.described_optimizer import DescribedOptimizer
     from mindspeed_megatron.inner_optimizer import put_inside
+    from mindspeed_megatron.layer_spec import SpecEditor
     from mindspeed_megatron.lr_schedule import SchedulePoint, follow_schedule
     from mindspeed_megatron.parameter_parts import Holding, ParameterPart
 
@@ -65,7 +65,6 @@ _MODULES = {
         "Resume Scenario Slot StageSpecs TakeOver hookimpl"
     ),
     "hooks": "DONE",
-    "layer_spec": "SpecEditor",
     "platforms.platform": "Platform",
     "registry": "Registry",
     "resolver.plan": "Plan PlanError",
@@ -73,7 +72,9 @@ _MODULES = {
     "session": "Session",
     "validation": "Checked check",
 }
-_PARTS = tuple("DescribedOptimizer Holding ParameterPart SchedulePoint follow_schedule put_inside".split())
+_PARTS = tuple(
+    "DescribedOptimizer Holding ParameterPart SchedulePoint SpecEditor follow_schedule put_inside".split()
+)
 """Names that mindspeed-megatron supplies, see `mindspeed_core.discovery.parts`."""
 _PUBLIC = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}
 _PUBLIC |= dict.fromkeys(_PARTS, f"{__name__}.discovery.parts")

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import LIBRARY_HOST, HostDeclaration
 from mindspeed_core.errors import ArgumentError, UserError
-from mindspeed_core.flags.flag_set import DEFAULT, FlagSet, ParsedArguments, flag_set
-from mindspeed_core.flags.presets import contradicted
+from mindspeed_core.flags.flag_set import FlagSet, ParsedArguments, flag_set
 from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import Plan, PlanError, Problem
@@ -40,12 +39,26 @@ def parse_flags(flags: Flags, known: FlagSet, configs: Sequence[object] = ()) ->
     """
     if isinstance(flags, Namespace):
         parsed = _as_they_are(known.parse_namespace(flags), known, flags)
-        return _described(parsed, known, configs, contradictions=False)
+        return _with_configs(parsed, known, configs, contradictions=False)
     if isinstance(flags, Mapping):
-        return _described(known.parse_mapping(flags), known, configs, contradictions=True)
+        return _with_configs(known.parse_mapping(flags), known, configs, contradictions=True)
     if isinstance(flags, (str, bytes)):
         raise TypeError("flags is one string; pass a list of arguments, shlex.split(text) for instance")
-    return _described(known.parse(flags), known, configs, contradictions=True)
+    return _with_configs(known.parse(flags), known, configs, contradictions=True)
+
+
+def _with_configs(
+    parsed: ParsedArguments, known: FlagSet, configs: Sequence[object], *, contradictions: bool
+) -> ParsedArguments:
+    """Fill in what the configurations say where no flag does."""
+    if not configs:
+        return parsed
+    from mindspeed_core.discovery.parts import part
+
+    filled: ParsedArguments = part("arguments_with_configs")(
+        parsed, known, configs, contradictions=contradictions
+    )
+    return filled
 
 
 def _as_they_are(parsed: ParsedArguments, known: FlagSet, namespace: Namespace) -> ParsedArguments:
@@ -63,44 +76,6 @@ def _as_they_are(parsed: ParsedArguments, known: FlagSet, namespace: Namespace) 
         flag = known[problem.flag].flag
         setattr(args, flag.dest, getattr(namespace, flag.dest))
         provenance[flag.dest] = f"flag {flag.name}"
-    return replace(parsed, args=args, provenance=provenance, problems=tuple(problems))
-
-
-def _described(
-    parsed: ParsedArguments, known: FlagSet, configs: Sequence[object], *, contradictions: bool
-) -> ParsedArguments:
-    """Fill in what the configurations say where no flag does."""
-    if not configs:
-        return parsed
-    from mindspeed_core.discovery.parts import part
-
-    described, unset = part("described_by_configs"), part("unset_by_configs")
-    args, provenance = Namespace(**vars(parsed.args)), dict(parsed.provenance)
-    problems = list(parsed.problems)
-    said = described(configs)
-    without = {dest: default for dest, default in unset(configs).items() if dest not in said}
-    of_features = {entry.flag.dest for entry in known.entries if not entry.owner.startswith("host ")}
-    for dest, (value, source) in (*said.items(), *without.items()):
-        if dest in of_features:
-            continue
-        given = provenance.get(dest, DEFAULT)
-        if given.startswith("flag ") and contradictions:
-            if getattr(args, dest) != value:
-                flag = given.removeprefix("flag ")
-                same = "" if value is None else f", or give it {value!r}"
-                problems.append(
-                    Problem(
-                        "E-CONFIG",
-                        f"the flag says {getattr(args, dest)!r}, but {source} is {value!r}",
-                        f"leave {flag} out{same}, or build the configuration as it says",
-                        flag=flag,
-                    )
-                )
-            continue
-        if dest in said:
-            setattr(args, dest, value)
-            provenance[dest] = source
-    problems += contradicted(known.features, args, provenance, {**without, **said})
     return replace(parsed, args=args, provenance=provenance, problems=tuple(problems))
 
 

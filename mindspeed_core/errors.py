@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """Mistake that the user can mend; the message says how. Programs print it and exit with status 1."""
@@ -60,3 +62,11 @@ def annotate(error: BaseException, note: str) -> None:
         error.add_note(note)
     else:
         error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
+
+
+def guess(name: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` where a known name is spelled like ``name``, otherwise nothing."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""

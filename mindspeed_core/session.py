@@ -27,9 +27,8 @@ from mindspeed_core.errors import SessionError, UserError, annotate
 from mindspeed_core.feature import PROJECT, Feature, StageSpecs, hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.runtime.gather import all_gather_values
-from mindspeed_core.runtime.instance_patches import Instances
+from mindspeed_core.runtime.instance_patches import Instances, Roles, nothing_matched
 from mindspeed_core.runtime.patches import PatchLedger
-from mindspeed_core.runtime.placements import Roles, nothing_matched
 from mindspeed_core.runtime.process_groups import Groups
 
 if TYPE_CHECKING:
@@ -312,17 +311,7 @@ class Session:
             SessionError: the session is closed, nothing implements the stage, or a wrapper of it does not
                 yield exactly once.
         """
-        caller = self._callers.get(stage)
-        if caller is None:
-            caller = self._caller(stage)
-        try:
-            result = caller(session=self, **arguments)
-        except BaseException as error:
-            self._failed = True
-            if isinstance(error, Exception):
-                self._refuse_yields(error, stage)
-                self._annotate(error, stage)
-            raise
+        result = self._dispatch(stage, arguments)
         if result is None:
             raise SessionError(
                 f"stage {stage}: no implementation returned a result; a wrapper must `return` what it got "
@@ -335,18 +324,21 @@ class Session:
 
         An exception passes through unchanged, with a note that says which feature and stage it came from.
         """
+        results: list[Any] = self._dispatch(stage, arguments)
+        return results
+
+    def _dispatch(self, stage: str, arguments: Mapping[str, Any]) -> Any:
         caller = self._callers.get(stage)
         if caller is None:
             caller = self._caller(stage)
         try:
-            results: list[Any] = caller(session=self, **arguments)
+            return caller(session=self, **arguments)
         except BaseException as error:
             self._failed = True
             if isinstance(error, Exception):
                 self._refuse_yields(error, stage)
                 self._annotate(error, stage)
             raise
-        return results
 
     def _caller(self, stage: str) -> Any:
         if self._manager is None:
@@ -474,7 +466,7 @@ class Session:
         count: int,
         *,
         sought: Iterable[str] = (),
-        there: Iterable[str] = (),
+        present: Iterable[str] = (),
         replaced: Iterable[str] = (),
     ) -> None:
         """Count the modules that a feature replaced or changed; record zero too.
@@ -483,11 +475,11 @@ class Session:
             owner: the feature's name.
             count: how many modules.
             sought: the roles it looked for.
-            there: the roles that there are.
+            present: the roles that there are.
             replaced: the roles of what it replaced without containing it, behind the roles around each.
         """
         self.placements[owner] += count
-        self.roles.setdefault(owner, Roles()).add(sought, there, replaced)
+        self.roles.setdefault(owner, Roles()).add(sought, present, replaced)
 
     def check_placements(self, group: ProcessGroup | None = None) -> None:
         """Raise where a feature that changes modules has found none on any rank.

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mindspeed_core.platforms.cann import AUTOLOAD
+from mindspeed_megatron.devices.cann import AUTOLOAD
 from mindspeed_testing.npu.__main__ import PYTEST
 from mindspeed_testing.npu.faults import Fault, candidates, drawn, named
 from mindspeed_testing.npu.stubs import build_stubs
@@ -277,12 +277,12 @@ def judge(
         among = f"({words}) and not every_proof" if words else "not every_proof"
         chosen = [*LAGGING, "-k", among, "-m", ""]
         found = plain.failure(chosen, fault, options.timeout)
-        if not found and (near := naming(fault)):
-            found = plain.failure(near, fault, options.timeout)
+        if not found and (suspects := naming(fault)):
+            found = plain.failure(suspects, fault, options.timeout)
     elif entered:
         found = device.failure(entered, fault, options.timeout)
-    if not found and not is_wait(fault) and (near := on_host(fault)):
-        found = plain.failure(near, fault, options.timeout)
+    if not found and not is_wait(fault) and (suspects := on_host(fault)):
+        found = plain.failure(suspects, fault, options.timeout)
     if not found and not is_wait(fault) and not options.quick:
         for path in on_ranks(fault):
             found = device.failure([path], fault, options.timeout)

@@ -71,13 +71,13 @@ def command(
     graph = graph_of(features)
     if around is not None:
         name = find_feature(registry, around).cls.name
-        near = {
+        related = {
             end
             for edge in graph.edges
             if name in (edge.source, edge.target)
             for end in (edge.source, edge.target)
         }
-        graph = graph_of({other: cls for other, cls in features.items() if other in {name, *near}})
+        graph = graph_of({other: cls for other, cls in features.items() if other in {name, *related}})
         graph = replace(graph, edges=tuple(e for e in graph.edges if name in (e.source, e.target)))
     form = form or ("mermaid" if columns() is None else "text")
     if form == "text":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindspeed_core.cli.feature_states import STATE_STYLES, platform_here
+from mindspeed_core.cli.feature_states import STATE_STYLES, FeatureState, feature_state, platform_here
 from mindspeed_core.discovery.entry_points import COMMANDS, TRAIN_COMMANDS, Installed
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS, traceback_wanted
 from mindspeed_core.terminal.foreign_text import emit
@@ -20,7 +20,6 @@ from mindspeed_core.terminal.wrapped import columns, say, width
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import FeatureRecord, Registry
-    from mindspeed_core.resolver.feature_state import FeatureState
 
 
 @click.command("list", short_help="List features, broken plugins, extension points.")
@@ -84,8 +83,6 @@ def _states(
     registry: Registry, records: Sequence[FeatureRecord], platform: str | None
 ) -> tuple[str, dict[str, FeatureState]]:
     """Return the platform of this machine, and the state of each feature on it."""
-    from mindspeed_core.resolver.feature_state import feature_state
-
     chosen = platform_here(registry, platform)
     return chosen, {record.cls.name: feature_state(record.cls, registry, chosen) for record in records}
 

@@ -11,12 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindspeed_core.discovery.cycles import cycles
 from mindspeed_core.discovery.entry_points import Source, describe
 from mindspeed_core.discovery.feature_checks import check_feature
-from mindspeed_core.discovery.order import required_order, stated_order, who_states, without_overruled
-from mindspeed_core.discovery.spelling import guess
+from mindspeed_core.discovery.order import (
+    cycles,
+    required_order,
+    stated_order,
+    who_states,
+    without_overruled,
+)
 from mindspeed_core.discovery.stages import Stage, wanted_arguments
+from mindspeed_core.errors import guess
 from mindspeed_core.feature import Feature, Flag, Slot
 from mindspeed_core.flags.announced import feature_owners, flag_owners
 from mindspeed_core.flags.core import CORE_FLAGS

@@ -12,8 +12,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from mindspeed_core.discovery.entry_points import BrokenPlugin, Installed, Source, broken
-from mindspeed_core.discovery.spelling import guess
-from mindspeed_core.errors import UserError
+from mindspeed_core.errors import UserError, guess
 from mindspeed_core.feature import ExtensionPoint
 
 

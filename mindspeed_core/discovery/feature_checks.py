@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mindspeed_core.discovery.spelling import guess
-from mindspeed_core.errors import UserError
+from mindspeed_core.errors import guess
 from mindspeed_core.feature import Conflict, Fallback, Feature, Flag, Patch, Requirement, Scenario, TakeOver
-from mindspeed_core.formulas import parsed
 
 _KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 _STABILITY = ("stable", "prototype")
@@ -20,9 +19,9 @@ def _formula_problems(feature: type[Feature]) -> list[str]:
     problems = []
     for name, text in feature.formulas.items():
         try:
-            parsed(text)
-        except UserError as error:
-            problems.append(f"formulas: {name}: {error}")
+            ast.parse(text, mode="eval")
+        except SyntaxError as error:
+            problems.append(f"formulas: {name}: formula {text!r} is no expression: {error.msg}")
     return problems
 
 

@@ -1,4 +1,4 @@
-"""The order of features that declarations ask for.
+"""The order of features that declarations ask for, and cycles in it.
 
 What a feature requires comes before it, since it builds on it. `Feature.after` and `Feature.before` state an
 order, and a statement overrules a requirement: who changes the modules that its requirement placed has to be
@@ -7,7 +7,8 @@ the outer wrapper of the two. An order is given as the features that come before
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from mindspeed_core.feature import Feature
 
@@ -59,3 +60,45 @@ def _precedes(first: str, second: str, stated: Order) -> bool:
                 seen.add(other)
                 waiting.append(other)
     return False
+
+
+def cycles(before: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return a shortest cycle through each node of a directed graph that lies on one, without duplicates.
+
+    Args:
+        before: the nodes that come before each node.
+
+    Returns:
+        Each cycle begins with its smallest name.
+    """
+    try:
+        TopologicalSorter(before).prepare()
+        return []
+    except CycleError:
+        pass
+    found: dict[tuple[str, ...], None] = {}
+    for start in sorted(before):
+        cycle = _shortest_cycle(before, start)
+        if cycle:
+            first = cycle.index(min(cycle))
+            found[cycle[first:] + cycle[:first]] = None
+    return list(found)
+
+
+def _shortest_cycle(before: Mapping[str, Sequence[str]], start: str) -> tuple[str, ...]:
+    came: dict[str, str] = {}
+    frontier = [start]
+    while frontier:
+        following = []
+        for name in frontier:
+            for other in before.get(name, ()):
+                if other == start:
+                    path = [name]
+                    while path[-1] != start:
+                        path.append(came[path[-1]])
+                    return tuple(reversed(path))
+                if other not in came and other != start:
+                    came[other] = name
+                    following.append(other)
+        frontier = following
+    return ()

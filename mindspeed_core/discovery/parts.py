@@ -7,9 +7,10 @@ has them under the names that authors use.
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
-from mindspeed_core.discovery.entry_points import Source, sources
+from mindspeed_core.discovery.entry_points import Source
 from mindspeed_core.errors import UserError
 
 PARTS = "mindspeed.parts"
@@ -23,20 +24,33 @@ def part(name: str) -> Any:
         name: of the entry point.
 
     Raises:
-        UserError: what supplies it is not installed.
+        UserError: what supplies it is not installed, or is older than this core.
     """
-    found = _parts().get(name)
-    if found is None:
-        raise UserError(f"{name} comes with {SUPPLIER}, which is not installed: pip install {SUPPLIER}")
-    return found.load()
+    supplied = _parts()
+    if name in supplied:
+        return supplied[name].load()
+    if supplied:
+        raise UserError(
+            f"{name} is missing in the installed {SUPPLIER}, which is older than this core: "
+            f"pip install --upgrade {SUPPLIER}"
+        )
+    raise UserError(f"{name} comes with {SUPPLIER}, which is not installed: pip install {SUPPLIER}")
 
 
 def part_if_installed(name: str) -> Any | None:
-    """Load a part of the interface; None where what supplies it is not installed."""
-    found = _parts().get(name)
-    return None if found is None else found.load()
+    """Load a part of the interface; None where what supplies it is not installed.
+
+    Raises:
+        UserError: what supplies it is older than this core.
+    """
+    return part(name) if _parts() else None
 
 
 @lru_cache(maxsize=1)
 def _parts() -> dict[str, Source]:
-    return {source.name: source for source in sources(PARTS) if source.dist == SUPPLIER}
+    try:
+        supplier = distribution(SUPPLIER)
+    except PackageNotFoundError:
+        return {}
+    entries = supplier.entry_points.select(group=PARTS)
+    return {entry.name: Source(SUPPLIER, supplier.version, entry.name, entry.value) for entry in entries}

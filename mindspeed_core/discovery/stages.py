@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from types import FunctionType
 from typing import Any
 
 from mindspeed_core.feature import PROJECT
 from mindspeed_core.hooks.versions import parsed
+
+_VARIABLE = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
 @dataclass(frozen=True)
@@ -64,5 +67,10 @@ def wanted_arguments(function: Callable[..., Any]) -> list[str]:
         TypeError: the implementation has no signature.
         ValueError: the same.
     """
+    if isinstance(function, FunctionType) and not hasattr(function, "__wrapped__"):
+        code = function.__code__
+        if not code.co_kwonlyargcount and not code.co_flags & _VARIABLE:
+            # The same as below and ten times as fast: features have hundreds of implementations.
+            return list(code.co_varnames[1 : code.co_argcount - len(function.__defaults__ or ())])
     parameters = list(inspect.signature(function).parameters.values())[1:]
     return [parameter.name for parameter in parameters if parameter.default is parameter.empty]

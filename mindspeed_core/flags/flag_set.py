@@ -20,8 +20,7 @@ from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.parts import part_if_installed
 from mindspeed_core.feature import Flag
 from mindspeed_core.flags.core import CORE_FLAGS, CORE_OWNER, IGNORE_UNKNOWN
-from mindspeed_core.flags.entries import Adoption, FlagEntry, ParsedArguments
-from mindspeed_core.flags.given import Given
+from mindspeed_core.flags.entries import Adoption, FlagEntry, Given, ParsedArguments
 from mindspeed_core.flags.help import help_text, placeholder
 from mindspeed_core.flags.notes import FlagNote
 from mindspeed_core.flags.presets import DEFAULT, apply_adopted_defaults, apply_presets

@@ -1,6 +1,6 @@
 """The stages of a training run, one pluggy hook each, in the order in which a run passes them.
 
-Read the modules of this package like a manual: `arguments`, `process`, `parallel`, `model`, `data`, `step`,
+Read the modules of this package like a manual: `arguments`, `parallel`, `model`, `data`, `step`,
 `optimizer`, `checkpoint`, `run`. Every stage is ``firstresult`` unless it says otherwise: the host supplies
 the default, a feature *wraps* it (``@hookimpl(wrapper=True)``: code before, ``result = yield``, code after,
 ``return`` a changed result) or *replaces* it (a plain ``@hookimpl`` that returns something that is not None).
@@ -33,7 +33,6 @@ from mindspeed_core.hooks.marker import API_VERSION, DONE, Done, hookspec
 
 STAGE_MODULES = (
     "mindspeed_core.hooks.arguments",
-    "mindspeed_core.hooks.process",
     "mindspeed_core.hooks.parallel",
     "mindspeed_core.hooks.model",
     "mindspeed_core.hooks.data",

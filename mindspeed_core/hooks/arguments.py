@@ -1,10 +1,13 @@
-"""Stages around the command line. Flags are declared as data and need no stage."""
+"""Stages around the command line, and the one before anything heavy exists in the process.
+
+Flags are declared as data and need no stage.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.hooks.marker import hookspec
+from mindspeed_core.hooks.marker import Done, hookspec
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
     from mindspeed_core.resolver.plan import Plan
     from mindspeed_core.session import Session
 
-__all__ = ["validate_arguments", "validate_arguments_early"]
+__all__ = ["prepare_process", "validate_arguments", "validate_arguments_early"]
 
 
 @hookspec
@@ -42,4 +45,13 @@ def validate_arguments(session: Session, args: Namespace, plan: Plan) -> Namespa
 
     Raises:
         mindspeed_core.errors.ArgumentError: a flag is wrong; the message names it, its value and the way out.
+    """
+
+
+@hookspec
+def prepare_process(session: Session, args: Namespace) -> Done | Any:
+    """Prepare the process before the distributed backend starts and before the host imports megatron.
+
+    Environment variables are set with ``session.setenv(name, value)``, which restores them at close.
+    megatron modules may already be imported when a session opens inside somebody else's program.
     """

@@ -66,7 +66,7 @@ def build_layer_spec(
 
     Called once per chunk. The result is always the whole tree (``TransformerBlockSubmodules`` with one
     ``ModuleSpec`` per local layer and ``layer_norm``), never a single layer. Features change it with
-    ``mindspeed_core.layer_spec.SpecEditor`` by role: ``qkv``, ``proj``, ``fc1``, ``fc2``, ``core_attention``,
+    ``mindspeed_core.SpecEditor`` by role: ``qkv``, ``proj``, ``fc1``, ``fc2``, ``core_attention``,
     norms, ``mlp``, ``router``, ``experts``, ``shared_experts``, ….
 
     Args:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from mindspeed_core.platforms.allocator_bytes import StepBytes
     from mindspeed_core.runtime.patches import PatchLedger
 
 
@@ -82,6 +81,35 @@ class Place:
         facts = [self.model, f"driver {self.driver}" if self.driver else ""]
         known = ", ".join(filter(None, facts))
         return f"{self.device}{f' ({known})' if known else ''} on {self.node}"
+
+
+class StepBytes(Protocol):
+    """Counts bytes between entering and leaving it.
+
+    Attributes:
+        alive: bytes now, relative to the start.
+        peak: largest value of ``alive`` since the start or the last `reset_peak`.
+    """
+
+    @property
+    def alive(self) -> int:
+        """Return the bytes now."""
+
+    @property
+    def peak(self) -> int:
+        """Return the most bytes."""
+
+    def reset_peak(self) -> None:
+        """Start a new peak at what is alive now."""
+
+    def paused(self) -> AbstractContextManager[Any]:
+        """Leave out what is created inside the context."""
+
+    def __enter__(self) -> Any:
+        """Begin to count."""
+
+    def __exit__(self, *error: Any) -> Any:
+        """Stop."""
 
 
 class Position(NamedTuple):
@@ -222,26 +250,27 @@ class Platform:
         The base class follows tensors, since it has no allocator that counts them: right where compiled
         functions are held eager. A platform that compiles counts with its allocator.
         """
-        from mindspeed_core.platforms.memory import TensorBytes
+        from mindspeed_core.discovery.parts import part
 
-        return TensorBytes()
+        counter: StepBytes = part("TensorBytes")()
+        return counter
 
     def record_memory(self, entries: int = 100_000) -> None:
         """Record allocations and releases from now on, with their Python stacks, for `memory_snapshot`.
 
         A recording that is under way ends, and closing the session ends it too. The base class follows
-        tensors (`mindspeed_core.platforms.allocation_history`), 20 to 50 µs per operator.
+        tensors (`mindspeed_megatron.instruments.allocation_history`), 20 to 50 µs per operator.
 
         Args:
             entries: events to keep, the latest; 0 to record no more.
         """
-        from mindspeed_core.platforms.allocation_history import AllocationHistory
+        from mindspeed_core.discovery.parts import part
 
         if self._recorded is not None:
             self._recorded.stop()
             self._recorded = None
         if entries:
-            self._recorded = AllocationHistory(entries)
+            self._recorded = part("AllocationHistory")(entries)
             self._recorded.start()
 
     def memory_snapshot(self, path: str | Path) -> Path:

@@ -1,8 +1,7 @@
-"""The whole answer: who takes part, whether they go together, and in which order they are called."""
+"""Resolution of a request: the active features, their compatibility and their order."""
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import json
 from argparse import Namespace
@@ -10,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from mindspeed_core.discovery.cycles import cycles
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.discovery.order import who_states, without_overruled
+from mindspeed_core.discovery.order import cycles, who_states, without_overruled
 from mindspeed_core.feature import Patch
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.compatibility import (
@@ -204,6 +202,8 @@ def _digest(plan: Plan, per_rank: Iterable[str]) -> str:
         "arguments": {k: v for k, v in plan.arguments.items() if k not in per_rank},
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_plain)
+    import hashlib
+
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 

@@ -7,17 +7,17 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def all_gather_values(mine: T, group: Any = None) -> list[T]:
+def all_gather_values(value: T, group: Any = None) -> list[T]:
     """Return every rank's (picklable) value, in rank order. Collective; one value without a process group.
 
     Args:
-        mine: the value of this rank.
+        value: the value of this rank.
         group: the ranks that take part; all by default.
     """
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) <= 1:
-        return [mine]
+        return [value]
     values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, mine, group=group)
+    dist.all_gather_object(values, value, group=group)
     return values

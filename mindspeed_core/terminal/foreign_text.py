@@ -98,8 +98,4 @@ def _is_hidden(character: str) -> bool:
 
 
 def _escaped(character: str) -> str:
-    code = ord(character)
-    known = {9: "\\t", 10: "\\n", 13: "\\r"}
-    if code in known:
-        return known[code]
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
+    return character.encode("unicode_escape").decode("ascii")

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from mindspeed_core.platforms.broken_packages import take_broken_as_absent
-from mindspeed_core.platforms.cann import hold_back_torch_npu
+from mindspeed_core.discovery.parts import part_if_installed
 from mindspeed_core.terminal.errors import EXPLAINED, describe, guarded, traceback_option, traceback_wanted
 from mindspeed_core.terminal.foreign_text import emit
 
@@ -67,13 +66,14 @@ def run_program(program: ExplainedGroup, argv: Sequence[str] | None, name: str) 
     """
 
     def answer() -> int:
+        guard = part_if_installed("guard_imports")
+        if guard is not None:
+            guard()
         try:
             return run_command(program, arguments, name)
         except click.ClickException as error:
             error.show()
             return error.exit_code
 
-    hold_back_torch_npu()
-    take_broken_as_absent()
     with traceback_option(sys.argv[1:] if argv is None else argv) as arguments:
         return guarded(answer)

@@ -10,8 +10,8 @@ from made_packages import feature_source
 from rich.cells import cell_len
 
 from mindspeed_core.terminal.listing import Cell, cut, paint, print_rows
-from mindspeed_core.terminal.tables import print_table
 from mindspeed_core.terminal.wrapped import say, wrap
+from mindspeed_megatron.tables import print_table
 
 ROWS = [("flash-attn", "--use-flash-attn", "[npu] 0.1"), ("x", "--y", "")]
 

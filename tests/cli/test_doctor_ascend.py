@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from test_cli_doctor import SOUND
 
-from mindspeed_core.platforms import cann
+from mindspeed_megatron.devices import cann
 from mindspeed_megatron.devices.npu import NpuPlatform
 from mindspeed_megatron.doctor import ascend
 from mindspeed_megatron.doctor.checks import examine

@@ -98,7 +98,7 @@ def test_a_flag_is_explained_with_default_source_readers_and_since(said, install
         "default     1234; 4 with thing-a",
         "source      host standalone; a flag of Megatron-LM",
         "read by     host standalone; feature thing-a",
-        "since       the first release of mindspeed-core",
+        "since       the first release of mindspeed-train",
         "argument    args.seed",
     ):
         assert text in shown

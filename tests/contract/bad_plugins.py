@@ -124,7 +124,7 @@ def train_step_in_two(self):
 @hookimpl(wrapper=True)
 def build_layer_spec(self, session):
     spec = yield
-    from mindspeed_core.layer_spec import SpecEditor
+    from mindspeed_megatron.layer_spec import SpecEditor
     editor = SpecEditor(spec, owner=self.name, session=session)
     editor.replace(("final_layernorm", "fc1"), lambda site: site.spec)
     editor.replace("proj", lambda site: site.spec, wrap=True)

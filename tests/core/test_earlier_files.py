@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_core.runtime.earlier_files import move_aside, next_number
+from mindspeed_megatron.earlier_files import move_aside, next_number
 
 
 def test_files_that_belong_together_get_one_number(tmp_path):

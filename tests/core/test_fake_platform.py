@@ -18,8 +18,7 @@ from mindspeed_core.registry import Registry
 from mindspeed_core.runtime.patches import PatchLedger
 from mindspeed_megatron.fake.answers import UnknownNumber
 from mindspeed_megatron.fake.balanced import balanced_map
-from mindspeed_megatron.fake.platform import FakePlatform
-from mindspeed_megatron.fake.position import fake_position
+from mindspeed_megatron.fake.platform import FakePlatform, fake_position
 from mindspeed_megatron.fake.stages import told_shapes
 from mindspeed_megatron.fake.tensors import (
     AnsweringMode,

@@ -25,7 +25,7 @@ from mindspeed_core.terminal.foreign_text import (
     for_markdown,
     shown,
 )
-from mindspeed_core.terminal.tables import print_table
+from mindspeed_megatron.tables import print_table
 from mindspeed_train.monitoring.summary import Summary, as_html, as_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,7 +168,6 @@ def test_programs_print_through_the_cleaning_printer(folder):
         "packages/mindspeed_megatron/src/mindspeed_megatron/launch/failure.py print",
         "mindspeed_core/terminal/foreign_text.py print",
         "mindspeed_core/terminal/listing.py print",
-        "mindspeed_core/terminal/tables.py print",
         "mindspeed_core/terminal/wrapped.py print",
     }
     found = set()

@@ -5,7 +5,7 @@ import pytest
 from mindspeed_core.discovery.feature_checks import check_feature
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Feature, Flag
-from mindspeed_core.formulas import evaluate, formula_of
+from mindspeed_megatron.formulas import evaluate, formula_of
 
 
 class Counted(Feature):

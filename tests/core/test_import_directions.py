@@ -10,7 +10,7 @@ import grimp
 import pytest
 from packaging.requirements import Requirement
 
-from mindspeed_core.discovery.cycles import cycles
+from mindspeed_core.discovery.order import cycles
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
@@ -66,6 +66,15 @@ def test_the_core_imports_no_other_distribution():
     others = [name for name in ALL if name != "mindspeed_core"]
 
     assert [edge for other in others for edge in edges("mindspeed_core", other, typing=False)] == []
+
+
+def test_the_core_names_megatron_core_in_types_alone():
+    graph = grimp.build_graph(
+        "mindspeed_core", include_external_packages=True, exclude_type_checking_imports=True, cache_dir=None
+    )
+
+    assert "torch" in graph.modules
+    assert "megatron" not in graph.modules
 
 
 def test_types_of_parts_alone_point_out_of_the_core():

@@ -1,7 +1,7 @@
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from mindspeed_core.platforms.memory import TensorBytes, tensor_bytes
+from mindspeed_megatron.instruments.memory import TensorBytes, tensor_bytes
 
 
 def test_peak_of_a_chain_is_two_neighbours():

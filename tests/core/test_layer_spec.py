@@ -22,7 +22,9 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.layer_spec import (
+from mindspeed_core.resolver.plan import ActiveFeature, Plan
+from mindspeed_core.runtime.instance_patches import Roles
+from mindspeed_megatron.layer_spec import (
     ANY_LAYOUT,
     NORM_ROLES,
     LayerSpecError,
@@ -30,8 +32,6 @@ from mindspeed_core.layer_spec import (
     LinearLayoutError,
     SpecEditor,
 )
-from mindspeed_core.resolver.plan import ActiveFeature, Plan
-from mindspeed_core.runtime.placements import Roles
 
 
 class Norm:
@@ -247,7 +247,7 @@ def test_the_session_knows_the_roles_that_were_sought_and_replaced():
     editor.replace(("experts.fc1", "enorm"), Attention)
     assert session.roles.sought == {"experts.fc1", "enorm"}
     assert session.roles.replaced == {"layer.mlp.experts.fc1"}
-    assert {"core_attention", "fc2", "router"} <= session.roles.there
+    assert {"core_attention", "fc2", "router"} <= session.roles.present
 
 
 def test_what_contains_the_module_that_was_there_replaces_no_role():

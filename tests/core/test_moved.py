@@ -33,6 +33,10 @@ OF_AUTHORS = (
     "mindspeed_core.megatron.unwrap:unwrap",
     "mindspeed_core.instruments.memory:TensorBytes",
     "mindspeed_core.platforms.fake.platform:FakePlatform",
+    "mindspeed_core.layer_spec:LinearLayout",
+    "mindspeed_core.flags.given:Given",
+    "mindspeed_core.runtime.reports:Report",
+    "mindspeed_core.terminal.tables:print_table",
 )
 """Earlier names that plugins and pages used."""
 
@@ -76,3 +80,10 @@ def test_a_part_without_its_supplier_says_what_to_install(monkeypatch):
 
     with pytest.raises(UserError, match=r"put_inside comes with mindspeed-megatron"):
         parts.part("put_inside")
+
+
+def test_a_supplier_that_lacks_a_part_is_too_old(monkeypatch):
+    monkeypatch.setattr(parts, "_parts", lambda: {"put_inside": None})
+
+    with pytest.raises(UserError, match="older than this core: pip install --upgrade mindspeed-megatron"):
+        parts.part_if_installed("patches_of_cpu")

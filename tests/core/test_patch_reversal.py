@@ -14,7 +14,7 @@ order = sys.argv[1]
 import torch, torch._dynamo
 from mindspeed_core.runtime.patches import PatchLedger
 from mindspeed_core.platforms.cpu import CpuPlatform
-import mindspeed_core.platforms.cuda_calls, mindspeed_core.platforms.device_arguments
+import mindspeed_megatron.devices.cuda_calls, mindspeed_megatron.devices.device_arguments
 
 def load_megatron():
     for name in ("models.gpt.gpt_model", "models.gpt.gpt_layer_specs", "optimizer", "distributed",

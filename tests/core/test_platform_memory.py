@@ -92,7 +92,7 @@ def test_a_recording_ends_with_its_session():
 
 
 def test_a_recording_that_ends_inside_another_mode_lets_it_work(tmp_path):
-    from mindspeed_core.platforms.memory import TensorBytes
+    from mindspeed_megatron.instruments.memory import TensorBytes
 
     platform = CpuPlatform()
     with TensorBytes() as outer:

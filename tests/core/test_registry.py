@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from mindspeed_core.discovery.cycles import cycles
 from mindspeed_core.discovery.host import HostDeclaration
+from mindspeed_core.discovery.order import cycles
 from mindspeed_core.feature import ExtensionPoint, Feature, Flag, Requirement, Slot, StageSpecs, hookimpl
 from mindspeed_core.registry import Registry, RegistryError
 

@@ -293,7 +293,7 @@ def test_a_feature_that_places_nothing_is_an_error(opened):
 
 def test_a_feature_that_matches_nothing_says_what_it_sought_and_what_there_is(opened):
     session = opened("--lost")
-    session.place("lost", 0, sought=("fc3",), there=("fc1", "fc2"))
+    session.place("lost", 0, sought=("fc3",), present=("fc1", "fc2"))
     with pytest.raises(SessionError, match=r"lost looked for fc3; there are fc1 fc2\. Drop --lost"):
         session.check_placements()
 

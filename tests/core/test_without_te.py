@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from mindspeed_core.platforms.broken_packages import why_unusable
 from mindspeed_core.platforms.cpu import CpuPlatform
-from mindspeed_core.platforms.without_te import patches_without_te
+from mindspeed_megatron.broken_packages import why_unusable
+from mindspeed_megatron.devices.without_te import patches_without_te
 from mindspeed_megatron.hosts.megatron_lm.without_te import apply_defaults
 
 RAISES = "raise OSError('libcudnn.so.9: cannot open shared object file')\n"

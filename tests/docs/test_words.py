@@ -16,7 +16,7 @@ RIDDLES = re.compile(
     re.IGNORECASE,
 )
 OPENINGS = ("What", "Which", "Whether", "Where", "How", "Who", "When")
-FOLDERS = ("mindspeed_core", "plugins", "examples", "benchmarks", "docs", "tools")
+FOLDERS = ("mindspeed_core", "packages", "plugins", "examples", "benchmarks", "docs", "tools")
 FEATURES = {name: record.cls for name, record in tree_registry().features.items()}
 
 

@@ -18,7 +18,7 @@ import torch
 from pickle_grammar import Grammar
 from torch.distributed import checkpoint as dcp
 
-from mindspeed_core.resolver.plan_diff import compare_plans
+from mindspeed_megatron.plan_resume import compare_plans
 from mindspeed_train.checkpoint import common_state, index, publish
 from mindspeed_train.checkpoint.archive import find_tensor, read_archive
 from mindspeed_train.checkpoint.opened_files import Part, read_inside

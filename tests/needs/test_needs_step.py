@@ -270,9 +270,9 @@ def test_the_platform_object_serves_streams_buffers_generators_and_memory():
 
 
 def bytes_by_kind():
-    from mindspeed_core.platforms.memory import TensorBytes
     from mindspeed_megatron.instruments.communication import count_communication
     from mindspeed_megatron.instruments.kept_state import state_bytes
+    from mindspeed_megatron.instruments.memory import TensorBytes
 
     with training("--toy-norm-gradients") as run:
         with count_communication() as log, TensorBytes() as tracker:

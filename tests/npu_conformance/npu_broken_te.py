@@ -26,7 +26,7 @@ LATENT = (
 RANK = """
 import json, sys
 
-from mindspeed_core.platforms.broken_packages import take_broken_as_absent
+from mindspeed_megatron.broken_packages import take_broken_as_absent
 
 take_broken_as_absent()
 

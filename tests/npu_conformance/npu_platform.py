@@ -36,6 +36,17 @@ def test_every_patch_has_a_target_and_a_replacement(platform):
         ledger.revert()
 
 
+def test_dynamo_has_one_rule_for_a_function_with_two_names(platform):
+    from torch._dynamo import trace_rules
+    from torch_npu.dynamo.trace_rule import _patch_npu_trace_rules
+
+    platform.patches()
+    # torch_npu adds its rules when something is compiled first; joining a world forgets what was collected.
+    _patch_npu_trace_rules()
+    assert torch.cuda.random.manual_seed_all is torch.npu.random.manual_seed_all
+    assert torch.cuda.random.manual_seed_all in trace_rules.get_torch_obj_rule_map()
+
+
 def test_the_type_of_a_tensor_is_told_to_megatron_in_its_words(platform):
     ledger = PatchLedger()
     ledger.apply(platform.patches(), owner=platform.name)
@@ -81,9 +92,11 @@ def test_a_device_says_its_model(platform):
 
 
 def test_the_allocator_records_its_blocks_until_told_otherwise(platform):
+    # Tests before this one may hold memory.
+    held = platform._snapshot()["segments"]
     platform.record_memory()
     try:
-        assert platform._snapshot()["segments"] == []
+        assert platform._snapshot()["segments"] == held
     finally:
         platform.record_memory(0)
 
@@ -95,10 +108,10 @@ def test_a_pool_of_the_allocator_is_made_and_entered(platform):
     assert entered
 
 
-def test_memory_figures_come_from_an_allocator_that_gave_nothing(platform):
+def test_the_peak_begins_anew_at_what_is_allocated(platform):
     platform.empty_cache()
     platform.reset_peak_memory()
-    assert platform.memory_allocated().bytes == platform.peak_memory().bytes == 0
+    assert platform.memory_allocated().bytes == platform.peak_memory().bytes
 
 
 def limit_memory(platform):

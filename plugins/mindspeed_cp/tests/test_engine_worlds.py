@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.platforms.memory import TensorBytes
 from mindspeed_cp.engine import counters
 from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.exchange import exchange, needed_rows
@@ -18,6 +17,7 @@ from mindspeed_cp.engine.scores import Dropout
 from mindspeed_cp.engine.volume import Sizes, share_of
 from mindspeed_cp.options import CPOptions
 from mindspeed_megatron.instruments.communication import count_communication
+from mindspeed_megatron.instruments.memory import TensorBytes
 from mindspeed_testing import run_world
 
 LENGTH = 48

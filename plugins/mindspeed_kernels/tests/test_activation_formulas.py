@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from mindspeed_core.formulas import evaluate, formula_of
 from mindspeed_kernels.features.activation import FusedSwiGLUFeature
 from mindspeed_kernels.features.attention import FlashAttention
 from mindspeed_kernels.features.norm import FusedRMSNormFeature
 from mindspeed_kernels.features.other_attention import MaskedSoftmaxFeature, TriangleAttention
 from mindspeed_kernels.ops import npu_fusion_attention, rms_norm, scaled_masked_softmax, swiglu
 from mindspeed_kernels.ops import triangle_attention as triangle
+from mindspeed_megatron.formulas import evaluate, formula_of
 
 S, B, N, D, F = 128, 2, 4, 16, 96
 ARGUMENTS = {

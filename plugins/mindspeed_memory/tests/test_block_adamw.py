@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mindspeed_core.platforms.cpu import CpuPlatform
-from mindspeed_core.platforms.memory import TensorBytes
+from mindspeed_megatron.instruments.memory import TensorBytes
 from mindspeed_memory.optim.block_adamw import BlockAdamW
 from mindspeed_memory.optim.options import SIGN, SPLIT, BlockOptions
 from mindspeed_memory.optim.places import Budget, Compressor, Device, Host

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_memory.saved.chosen_layers import chosen_layers
-from mindspeed_memory.saved.compression import Compressor
-from mindspeed_memory.saved.exponents import compress, restore
+from mindspeed_memory.saved.compression import Compressor, compress, restore
 
 
 def share(numbers):

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from optimizer_runs import opened, train
 
-from mindspeed_memory.report.removal import removed_by
+from mindspeed_memory.report.table import removed_by
 from mindspeed_memory.report.timeline import Timeline, picture, readable
 from mindspeed_testing.worlds import run_world
 

@@ -9,7 +9,7 @@ from mindspeed_core.activation import activate, prepare
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_memory.features.proofs import BLOCK, INTERLEAVED, MODEL, PP2
-from mindspeed_memory.recompute.selection import Selection
+from mindspeed_memory.recompute.layers import Selection
 from mindspeed_testing import run_world
 from mindspeed_testing.model_flags import training_flags
 from mindspeed_train import loop

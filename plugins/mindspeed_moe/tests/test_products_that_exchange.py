@@ -5,7 +5,7 @@ import pytest
 from mindspeed_core.activation import plan_for
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_moe.features.experts_pipeline_proofs import GROUPS
+from mindspeed_moe.features.experts_pipeline import GROUPS
 from mindspeed_moe.features.fused_products_proofs import PADDED, PLACES, ROWS
 from mindspeed_moe.features.proofs import EP2, GATHERED, MODEL, OVERLAP, SHARED, TP2
 

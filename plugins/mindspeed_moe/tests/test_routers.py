@@ -8,9 +8,8 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 
-from mindspeed_moe.device_losses import device_losses
 from mindspeed_moe.options import DeviceLosses
-from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter
+from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter, device_losses
 
 OPTIONS = DeviceLosses(balance=0.7, communication=0.3, devices=3, choices=2, reached=2)
 

@@ -9,7 +9,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from trained import set_up
 
 from mindspeed_core.errors import SessionError, UserError
-from mindspeed_core.layer_spec import SpecEditor
+from mindspeed_megatron.layer_spec import SpecEditor
 from mindspeed_pp.engine import Engine, EngineState
 from mindspeed_pp.plan import Plan
 from mindspeed_pp.registry import rule_named

@@ -10,8 +10,8 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from trained import PP2, UNTIED, distance, initial_state, set_up, trained
 
 from mindspeed_core.errors import DataError, UserError
-from mindspeed_core.formulas import ELEMENT_SIZE, evaluate, formula_of
 from mindspeed_core.run import Batch
+from mindspeed_megatron.formulas import ELEMENT_SIZE, evaluate, formula_of
 from mindspeed_megatron.instruments.communication import count_communication
 from mindspeed_pp.features import MicrobatchSizes
 from mindspeed_pp.list_search import makespan, shortest_list

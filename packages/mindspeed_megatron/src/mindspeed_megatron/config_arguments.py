@@ -10,15 +10,21 @@ from __future__ import annotations
 import copy
 from argparse import Namespace
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from mindspeed_core.flags.presets import DEFAULT, contradicted
+from mindspeed_core.resolver.plan import Problem
 from mindspeed_megatron.config_flags import SPELLINGS, dest_of
 from mindspeed_megatron.config_values import config_values
 from mindspeed_megatron.flags import describing_flags
+
+if TYPE_CHECKING:
+    from mindspeed_core.flags.entries import ParsedArguments
+    from mindspeed_core.flags.flag_set import FlagSet
 
 C = TypeVar("C")
 
@@ -82,6 +88,46 @@ def unset(configs: Iterable[object]) -> dict[str, tuple[Any, str]]:
             if dest in defaults and getattr(config, field.name, None) is None:
                 found[dest] = (copy.copy(defaults[dest]), f"{type(config).__name__}.{field.name}")
     return found
+
+
+def arguments_with_configs(
+    parsed: ParsedArguments, known: FlagSet, configs: Iterable[object], *, contradictions: bool
+) -> ParsedArguments:
+    """Fill in what configuration objects say where no flag does.
+
+    Args:
+        parsed: the arguments.
+        known: the flags that exist; those of features say what no configuration can.
+        configs: dataclass instances, as in `described`.
+        contradictions: a flag that says otherwise than the configurations is a problem.
+    """
+    args, provenance = Namespace(**vars(parsed.args)), dict(parsed.provenance)
+    problems = list(parsed.problems)
+    said = described(configs)
+    without = {dest: default for dest, default in unset(configs).items() if dest not in said}
+    of_features = {entry.flag.dest for entry in known.entries if not entry.owner.startswith("host ")}
+    for dest, (value, source) in (*said.items(), *without.items()):
+        if dest in of_features:
+            continue
+        given = provenance.get(dest, DEFAULT)
+        if given.startswith("flag ") and contradictions:
+            if getattr(args, dest) != value:
+                flag = given.removeprefix("flag ")
+                same = "" if value is None else f", or give it {value!r}"
+                problems.append(
+                    Problem(
+                        "E-CONFIG",
+                        f"the flag says {getattr(args, dest)!r}, but {source} is {value!r}",
+                        f"leave {flag} out{same}, or build the configuration as it says",
+                        flag=flag,
+                    )
+                )
+            continue
+        if dest in said:
+            setattr(args, dest, value)
+            provenance[dest] = source
+    problems += contradicted(known.features, args, provenance, {**without, **said})
+    return replace(parsed, args=args, provenance=provenance, problems=tuple(problems))
 
 
 def with_arguments(config: C, args: Namespace, dests: Collection[str]) -> C:

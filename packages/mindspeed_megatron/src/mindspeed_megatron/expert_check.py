@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import SessionError
-from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_megatron.experts import expert_marks, mark_expert_parameters
+from mindspeed_megatron.layer_spec import SpecEditor
 from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from mindspeed_core.runtime.losses import Losses, copied_later
+from mindspeed_megatron.losses import Losses, copied_later
 from mindspeed_megatron.step_tokens import StepTokens
 
 if TYPE_CHECKING:

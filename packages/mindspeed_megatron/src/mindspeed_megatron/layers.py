@@ -18,10 +18,10 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.layer_spec import NORM_ROLES, Site, SpecEditor
-from mindspeed_core.platforms.broken_packages import why_unusable
+from mindspeed_megatron.broken_packages import why_unusable
 from mindspeed_megatron.experts import ExpertOutput, PlainExperts
 from mindspeed_megatron.latent_attention import LatentCoreAttention, LatentSelfAttention
+from mindspeed_megatron.layer_spec import NORM_ROLES, Site, SpecEditor
 from mindspeed_megatron.plain_norm import PlainNorm
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.runtime.gather import all_gather_values
-from mindspeed_core.runtime.losses import Losses, copied_later
+from mindspeed_megatron.losses import Losses, copied_later
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run

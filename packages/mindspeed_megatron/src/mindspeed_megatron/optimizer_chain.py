@@ -52,8 +52,8 @@ def fitted(state: Mapping[Any, Any], own: Sequence[Any]) -> Mapping[Any, Any]:
     source = state if together else state[min(key for key in state if isinstance(key, int))]
     saved = saved_groups(state)
     if len(own) == 1:
-        mine = {key: value for key, value in state.items() if not isinstance(key, int)}
-        return _completed(mine, own[0], saved, source)
+        named = {key: value for key, value in state.items() if not isinstance(key, int)}
+        return _completed(named, own[0], saved, source)
     return {index: _completed(state[index], inner, saved, source) for index, inner in enumerate(own)}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mindspeed_core.platforms.broken_packages import why_unusable
+from mindspeed_megatron.broken_packages import why_unusable
 from mindspeed_megatron.dropped_storages import announce_drop
 
 _made: weakref.WeakSet[Any] = weakref.WeakSet()

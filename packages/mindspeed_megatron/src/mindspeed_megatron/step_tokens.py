@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.runtime.losses import copied_later
+from mindspeed_megatron.losses import copied_later
 from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:

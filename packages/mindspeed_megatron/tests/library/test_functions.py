@@ -420,10 +420,10 @@ def test_two_features_under_one_name_of_state_are_refused(opened):
 
 def modules_alone():
     """The fused modules in a model of megatron-core, without any session."""
-    from mindspeed_core.layer_spec import NORM_ROLES, SpecEditor
     from mindspeed_core.session import current
     from mindspeed_kernels.modules.activation import FusedSwiGLU
     from mindspeed_kernels.modules.norm import FusedRMSNorm
+    from mindspeed_megatron.layer_spec import NORM_ROLES, SpecEditor
 
     try:
         current()

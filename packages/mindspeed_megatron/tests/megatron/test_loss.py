@@ -8,9 +8,9 @@ import torch
 
 from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.run import Loss, StepResult
-from mindspeed_core.runtime.losses import Losses
 from mindspeed_megatron.loss import is_mean, loss_of, schedule_loss
 from mindspeed_megatron.loss_reduction import reduce_losses, with_same_names
+from mindspeed_megatron.losses import Losses
 from mindspeed_testing import run_world
 
 

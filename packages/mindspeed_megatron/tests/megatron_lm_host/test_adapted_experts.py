@@ -6,8 +6,8 @@ import fake_training as fake
 import pytest
 
 from mindspeed_core.feature import Feature, Flag, hookimpl
-from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_kernels.features.weight_gradients import GroupedExperts
+from mindspeed_megatron.layer_spec import SpecEditor
 from mindspeed_moe.features import (
     AllToAllOverlap,
     CommunicationPlan,

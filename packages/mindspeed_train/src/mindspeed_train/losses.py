@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
     from mindspeed_core.run import Run
-    from mindspeed_core.runtime.losses import Losses
     from mindspeed_core.session import Session
+    from mindspeed_megatron.losses import Losses
 
 
 @hookimpl(trylast=True)

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from mindspeed_core.cli.commands import TRAIN_PROGRAM, TRAIN_WORDS
 from mindspeed_core.discovery.entry_points import TRAIN_COMMANDS, load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.platforms.broken_packages import take_broken_as_absent
-from mindspeed_core.platforms.cann import hold_back_torch_npu
 from mindspeed_core.terminal.errors import EXIT_INTERRUPTED, guarded, traceback_option
+from mindspeed_megatron.broken_packages import guard_imports
 from mindspeed_train.interrupts import ends_at_once, raise_again
 from mindspeed_train.output import settle_output
 
@@ -34,8 +33,7 @@ _LAUNCH_FLAGS = ("--nproc", "--max-restarts")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit status: 0 done, 1 a problem (printed), 2 wrong usage, 130 after Ctrl-C."""
-    hold_back_torch_npu()
-    take_broken_as_absent()
+    guard_imports()
     with (
         ends_at_once(for_good=argv is None),
         traceback_option(sys.argv[1:] if argv is None else argv) as arguments,
@@ -109,8 +107,8 @@ def _run_command(launching: Sequence[str], rest: Sequence[str]) -> int:
     """Run a command in this process, or in the workers that ``launching`` asks for."""
     from mindspeed_core.errors import ArgumentError
     from mindspeed_core.terminal.program import run_command
-    from mindspeed_core.terminal.quiet import quieten
     from mindspeed_megatron.launch import environment, store, worker
+    from mindspeed_megatron.quiet import quieten
     from mindspeed_train.launch import start
     from mindspeed_train.launch.commands import is_parallel
 
@@ -218,9 +216,9 @@ def _print_completion_script(arguments: Sequence[str]) -> int:
 
 
 def _train(arguments: Sequence[str]) -> int:
-    from mindspeed_core.terminal.quiet import quieten
     from mindspeed_megatron.launch import environment, worker
     from mindspeed_megatron.launch.failure import report
+    from mindspeed_megatron.quiet import quieten
     from mindspeed_train.launch import start
 
     quieten()

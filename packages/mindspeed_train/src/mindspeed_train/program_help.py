@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from mindspeed_core.discovery.extensions import BROUGHT_BY
 from mindspeed_core.errors import UserError
 from mindspeed_core.flags.core import CORE_OWNER
 from mindspeed_core.flags.help import help_text, placeholder
@@ -245,5 +246,8 @@ def _readers(entry: FlagEntry, registry: Registry) -> str:
 
 
 def _since(entry: FlagEntry, registry: Registry) -> str:
-    dist = registry.features[entry.owner].dist if entry.owner in registry.features else CORE_OWNER
+    if entry.owner in registry.features:
+        dist = registry.features[entry.owner].dist
+    else:
+        dist = BROUGHT_BY.get(entry.owner.removeprefix("host "), CORE_OWNER)
     return f"{dist} {entry.flag.since}" if entry.flag.since else f"the first release of {dist}"

@@ -9,12 +9,12 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig, m
 from torch.utils.flop_counter import FlopCounterMode
 
 from mindspeed_core.activation import prepare
-from mindspeed_core.layer_spec import NORM_ROLES, SpecEditor
 from mindspeed_megatron.flops import count_flops
 from mindspeed_megatron.global_state import destroy_megatron_state
 from mindspeed_megatron.instruments.operations import operations
 from mindspeed_megatron.instruments.passes import BACKWARD, FORWARD, RECOMPUTED, current_pass
 from mindspeed_megatron.instruments.work_counter import WorkCounter
+from mindspeed_megatron.layer_spec import NORM_ROLES, SpecEditor
 from mindspeed_megatron.plain_norm import PlainNorm
 from mindspeed_testing.model_flags import training_flags
 

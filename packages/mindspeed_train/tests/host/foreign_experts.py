@@ -6,8 +6,8 @@ import torch
 from megatron.core.transformer.module import MegatronModule
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_megatron.experts import draw_experts, mark_expert_parameters
+from mindspeed_megatron.layer_spec import SpecEditor
 
 
 class StackedExperts(MegatronModule):

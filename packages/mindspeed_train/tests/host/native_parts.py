@@ -10,7 +10,7 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.layer_spec import SpecEditor
+from mindspeed_megatron.layer_spec import SpecEditor
 
 
 def replaced(spec, roles, new):

@@ -590,7 +590,7 @@ def unpickles(path):
 HANDS_ON = {
     "packages/mindspeed_train/src/mindspeed_train/checkpoint/shard_reader.py torch.load",
     "packages/mindspeed_train/src/mindspeed_train/data/index_cache.py np.load",
-    "mindspeed_core/platforms/device_arguments.py torch.load",
+    "packages/mindspeed_megatron/src/mindspeed_megatron/devices/device_arguments.py torch.load",
 }
 """Places that name such a function to take it away from others, or to hand arguments on."""
 

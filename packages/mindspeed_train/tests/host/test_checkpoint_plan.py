@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 
-from mindspeed_core.resolver import plan_diff as plans
+from mindspeed_megatron import plan_resume as plans
 from mindspeed_train.checkpoint import model_arguments as models
 
 

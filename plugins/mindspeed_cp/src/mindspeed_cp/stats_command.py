@@ -58,7 +58,7 @@ def stats(documents: int, as_json: bool, host: str, platform: str | None, flags:
             json.dumps([{**dataclasses.asdict(share), "sent": share.sent} for share in found], indent=2)
         )
         return
-    from mindspeed_core.terminal.tables import print_table
+    from mindspeed_megatron.tables import print_table
 
     mean = sum(share.pairs for share in found) / len(found)
     rows = [_row(rank, share, mean) for rank, share in enumerate(found)]

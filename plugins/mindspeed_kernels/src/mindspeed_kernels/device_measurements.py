@@ -93,8 +93,8 @@ def _copies(device: str, small: bool) -> Iterator[Result]:
                 host = torch.empty(size, dtype=torch.uint8)
                 if pinned and device != "cpu":
                     host = host.pin_memory()
-                there = torch.empty(size, dtype=torch.uint8, device=device)
-                source, target = (host, there) if inward else (there, host)
+                on_device = torch.empty(size, dtype=torch.uint8, device=device)
+                source, target = (host, on_device) if inward else (on_device, host)
                 seconds = _seconds(lambda: target.copy_(source, non_blocking=True), device)
                 return _result(size / seconds / 1e9, "GB/s", seconds)
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mindspeed_core.platforms.broken_packages import take_broken_as_absent
-from mindspeed_core.platforms.cann import hold_back_torch_npu, libraries_missing
+from mindspeed_megatron.broken_packages import take_broken_as_absent
+from mindspeed_megatron.devices.cann import hold_back_torch_npu, libraries_missing
 
 if __name__ == "__main__":
     # Before torch, which imports torch_npu by itself.

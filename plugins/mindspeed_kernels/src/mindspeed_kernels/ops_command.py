@@ -34,7 +34,7 @@ def command(names: tuple[str, ...], device: str, as_json: bool) -> None:
 
         click.echo(json.dumps([dataclasses.asdict(item) for item in found], indent=2))
         return
-    from mindspeed_core.terminal.tables import print_table
+    from mindspeed_megatron.tables import print_table
 
     headers = ("operator", "backend", "devices", "here", "why not", "bits repeat", "package")
     print_table(headers, [_row(item) for item in found])

@@ -34,8 +34,8 @@ def planned_modules(session: Session, chunks: Sequence[Any], flag: str, patterns
     wanted = [Pattern.of(text) for text in patterns]
     modules = [dict(_named(unwrap(chunk))) for chunk in chunks]
     names = [name for chunk in modules for name in chunk]
-    mine = [any(pattern.matches(name) for name in names) for pattern in wanted]
-    found = all_gather_values(mine)
+    matched = [any(pattern.matches(name) for name in names) for pattern in wanted]
+    found = all_gather_values(matched)
     for index, pattern in enumerate(wanted):
         if not session.platform.dry_run and not any(rank[index] for rank in found):
             raise UserError(f"{flag} {pattern.text} matches no module; there are {_kinds(names)}")

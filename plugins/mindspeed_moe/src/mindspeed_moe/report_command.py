@@ -50,7 +50,7 @@ def report(log: Path, picture: Path | None, as_json: bool) -> None:
 
 
 def _print(found: Report) -> None:
-    from mindspeed_core.terminal.tables import print_table
+    from mindspeed_megatron.tables import print_table
 
     print_table(
         ("layer", "tokens of ranks", "tokens of experts", "dropped"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,13 +15,55 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from mindspeed_megatron.expert_losses import expert_loss_weight
-from mindspeed_moe.device_losses import device_losses
+from mindspeed_moe.options import DeviceLosses
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
 
     from mindspeed_moe.options import DeviceLosses
+
+
+def device_losses(
+    scores: Tensor,
+    routing_map: Tensor,
+    valid: Tensor | None,
+    options: DeviceLosses,
+    total: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return this rank's share of the losses of balance between devices (DeepSeek-V2, 2.1.2).
+
+    With ``n_d`` choices of experts of device ``d`` among ``T`` tokens of ``k`` choices each, ``m_d`` tokens
+    that choose any of them, and ``P_d`` the mean over tokens of the scores of these experts, they are
+    ``D Σ n_d / (k T) P_d`` and, of what is sent, ``D Σ m_d / (M T) P_d``, where ``M`` is the number of
+    devices that a token may go to. Both are 1 where everything is even. Only the scores have a gradient.
+
+    Args:
+        scores: ``[T, E]``, normalized scores of this rank's tokens.
+        routing_map: bool ``[T, E]``, the experts they go to.
+        valid: bool ``[T]``, False for tokens that do not count; None where all do.
+        options: coefficients, ``D``, ``k`` and ``M``.
+        total: sums numbers over the ranks that share a sequence.
+
+    Returns:
+        A scalar, in float32 at least; its sum over the ranks that share a sequence is the loss.
+    """
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if valid is not None:
+        routing_map, scores = routing_map & valid.unsqueeze(1), scores * valid.unsqueeze(1)
+    tokens = routing_map.shape[0] if valid is None else valid.sum()
+    by_device = routing_map.unflatten(1, (options.devices, -1))
+    counts = torch.cat(
+        [
+            by_device.sum((0, 2)),
+            by_device.any(2).sum(0),
+            torch.as_tensor(tokens, device=scores.device).view(1),
+        ]
+    )
+    chosen, sent, everywhere = total(counts.to(scores.dtype)).split([options.devices, options.devices, 1])
+    load = options.balance / options.choices * chosen + options.communication / options.reached * sent
+    score = scores.unflatten(1, (options.devices, -1)).sum((0, 2))
+    return options.devices * (load * score).sum() / everywhere.clamp_min(1).square().squeeze(0)
 
 
 class DeviceBalancedRouter(TopKRouter):

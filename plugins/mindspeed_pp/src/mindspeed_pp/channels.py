@@ -131,14 +131,14 @@ def stuck(schedule: Schedule, *, directed: bool = True, ahead: int = 0) -> str:
         return ends[rank == key[1]]
 
     def post(origin: int, rank: int, until: Message | None) -> None:
-        todo, mine = posted.get((origin, rank), deque()), waiting[rank]
+        todo, expected = posted.get((origin, rank), deque()), waiting[rank]
         while todo and (
-            until not in mine and until not in arrived
+            until not in expected and until not in arrived
             if until is not None
-            else sum(m not in arrived for m in mine if _origin(m, schedule) == origin) < ahead
+            else sum(m not in arrived for m in expected if _origin(m, schedule) == origin) < ahead
         ):
             message = todo.popleft()
-            mine.add(message)
+            expected.add(message)
             stream(origin, rank, rank).append(message)
 
     def step(rank: int) -> bool:

@@ -139,8 +139,8 @@ class Mail:
         found: dict[int, int] = {}
         for origin in self._todo:
             for item, action in enumerate(self._schedule.orders[origin]):
-                mine = [message for message, to in sent(action, self._schedule) if to == self._rank]
-                if mine and self._arrived.issuperset(mine):
+                local = [message for message, to in sent(action, self._schedule) if to == self._rank]
+                if local and self._arrived.issuperset(local):
                     found[origin] = item + 1
         return found
 
@@ -165,12 +165,12 @@ class Mail:
             posted[message] = tensors, works
         self.most_posted = max(self.most_posted, sum(map(len, self._posted.values())))
 
-    def _wait(self, works: list[Any], what: str) -> None:
+    def _wait(self, works: list[Any], awaited: str) -> None:
         try:
             for work in works:
                 work.wait()
         except RuntimeError as error:
-            raise StuckError(what) from error
+            raise StuckError(awaited) from error
 
 
 def check_described(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], message: Message) -> None:

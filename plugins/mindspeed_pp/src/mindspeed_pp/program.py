@@ -178,7 +178,7 @@ def compare(
     \b
     mindspeed-pp compare -p 8 -m 32 --times 1 1.2 0.8 --message 0.1 --limit 9
     """
-    from mindspeed_core.terminal.tables import print_table
+    from mindspeed_megatron.tables import print_table
     from mindspeed_pp.choice import compared
     from mindspeed_pp.registry import rules
     from mindspeed_pp.simulator import Course

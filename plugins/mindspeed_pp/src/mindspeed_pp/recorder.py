@@ -13,8 +13,8 @@ from typing import Any
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.runtime.earlier_files import move_aside
 from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_megatron.earlier_files import move_aside
 from mindspeed_pp.channels import Message, received, sent
 from mindspeed_pp.schedule import Schedule
 from mindspeed_pp.simulator import Costs, Course, Span, course_of, simulate
@@ -103,8 +103,8 @@ def gathered(batches: list[Batch], schedule: Schedule, pg: Any, layers: int | No
         pg: the process groups.
         layers: of the model.
     """
-    mine = dist.get_process_group_ranks(pg.pp)
-    everyones = all_gather_values((pg.pp.rank(), tuple(mine), batches))
+    ranks = dist.get_process_group_ranks(pg.pp)
+    everyones = all_gather_values((pg.pp.rank(), tuple(ranks), batches))
     first = min(pipeline for _, pipeline, _ in everyones)
     by_rank = {rank: theirs for rank, pipeline, theirs in everyones if pipeline == first}
     spans = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,6 +110,8 @@ class Schedule:
     @cached_property
     def digest(self) -> str:
         """Return a number of the whole content, the same on every rank that made the same schedule."""
+        import hashlib
+
         return hashlib.sha256(self.text().encode()).hexdigest()[:16]
 
     def forward_only(self) -> Schedule:

@@ -147,8 +147,8 @@ def course_of(
     """
     makespan = max(span.end for span in spans)
     ranks = [[span for span in spans if span.rank == rank] for rank in range(schedule.ranks)]
-    busy = tuple(sum(span.end - span.start for span in mine) for mine in ranks)
-    longest = max(max(s.end for s in mine) - min(s.start for s in mine) for mine in ranks)
+    busy = tuple(sum(span.end - span.start for span in held) for held in ranks)
+    longest = max(max(s.end for s in held) - min(s.start for s in held) for held in ranks)
     return Course(
         schedule=schedule,
         makespan=makespan,
@@ -194,8 +194,8 @@ def _run(schedule: Schedule, costs: Costs) -> list[Span]:
                 action = order[at[rank]]
                 end = start + costs.of(action, schedule.placement.parts(rank))
                 spans.append(Span(rank, action, start, end))
-                there = end + (costs.swap if action.op in (SWAP_OUT, SWAP_IN) else 0.0)
-                done.update(dict.fromkeys((r for p in action.flat() for r in provides(p)), there))
+                available = end + (costs.swap if action.op in (SWAP_OUT, SWAP_IN) else 0.0)
+                done.update(dict.fromkeys((r for p in action.flat() for r in provides(p)), available))
                 free[rank] = end
                 at[rank] += 1
                 moved = True

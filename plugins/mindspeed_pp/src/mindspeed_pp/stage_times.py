@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -72,7 +71,9 @@ def times_of_spans(spans: Sequence[tuple[str, int, float]], stages: int) -> Stag
     found: dict[tuple[str, int], list[float]] = {}
     for op, stage, seconds in spans:
         found.setdefault((FORWARD if op == RECOMPUTE else op, stage), []).append(seconds)
-    middle = {key: statistics.median(values) for key, values in found.items()}
+    from statistics import median
+
+    middle = {key: median(values) for key, values in found.items()}
 
     def of(stage: int) -> Times:
         forward = middle.get((FORWARD, stage), 0.0)

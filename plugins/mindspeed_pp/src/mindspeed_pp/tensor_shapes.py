@@ -12,11 +12,13 @@ import re
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.errors import ArgumentError, UserError
-from mindspeed_core.run import BoundarySchema, TensorSpec
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import BoundarySchema
 
 SHAPES_FLAG = "--pipeline-tensor-shapes"
 DTYPES: Mapping[str, str] = {
@@ -128,6 +130,8 @@ def schema_of(args: Namespace, config: Any) -> BoundarySchema:
         return _provided(text, args, config)
     import torch
 
+    from mindspeed_core.run import BoundarySchema, TensorSpec
+
     own = args.seq_length // config.context_parallel_size
     if config.sequence_parallel:
         own //= config.tensor_model_parallel_size
@@ -146,6 +150,8 @@ def schema_of(args: Namespace, config: Any) -> BoundarySchema:
 
 
 def _provided(text: str, args: Namespace, config: Any) -> BoundarySchema:
+    from mindspeed_core.run import BoundarySchema, TensorSpec
+
     try:
         function = load_object(text)
     except (ImportError, AttributeError) as error:

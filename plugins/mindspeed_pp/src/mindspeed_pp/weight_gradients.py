@@ -20,7 +20,7 @@ from megatron.core.tensor_parallel.mappings import _gather_along_first_dim
 from torch import Tensor
 
 from mindspeed_core.errors import SessionError, UserError
-from mindspeed_core.layer_spec import ANY_LAYOUT, Site, SpecEditor
+from mindspeed_megatron.layer_spec import ANY_LAYOUT, Site, SpecEditor
 from mindspeed_pp.swaps import HostCopies, Kept
 
 if TYPE_CHECKING:

@@ -8,8 +8,20 @@ and wear out runs. Importing this package loads neither torch nor megatron: pyte
 
 from __future__ import annotations
 
-from mindspeed_testing.worlds import WorldError, run_world
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mindspeed_testing.worlds import WorldError, run_world
 
 __all__ = ["WorldError", "run_world"]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # `mindspeed-features list` asks for the platform of this package, and starts no world.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mindspeed_testing import worlds
+
+    return getattr(worlds, name)

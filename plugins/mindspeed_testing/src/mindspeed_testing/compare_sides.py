@@ -141,8 +141,8 @@ def _learning_rates(
 ) -> list[Comparison]:
     pairs = zip(side.learning_rates, baseline.learning_rates)
     return [
-        compare_numbers(mine, other, tolerance=tolerance, what=f"learning rates of step {index}")
-        for index, (mine, other) in enumerate(pairs, start=1)
+        compare_numbers(own, other, tolerance=tolerance, what=f"learning rates of step {index}")
+        for index, (own, other) in enumerate(pairs, start=1)
     ]
 
 
@@ -169,8 +169,8 @@ def _optimizer_state(
 ) -> list[Comparison]:
     assert side.saved is not None
     assert baseline.saved is not None
-    mine, other = side.saved.optimizer, baseline.saved.optimizer
-    return [_states(mine, other, tolerance, extra, "optimizer state")]
+    own, other = side.saved.optimizer, baseline.saved.optimizer
+    return [_states(own, other, tolerance, extra, "optimizer state")]
 
 
 _COMPARE = {

@@ -12,8 +12,8 @@ import logging
 import os
 from importlib import import_module
 
-from mindspeed_core.platforms.broken_packages import take_broken_as_absent
 from mindspeed_core.registry import Registry
+from mindspeed_megatron.broken_packages import take_broken_as_absent
 from mindspeed_megatron.config_fields import config_fields
 from mindspeed_megatron.rank_check import content_facts
 from mindspeed_testing.shared_order import share_orders
@@ -35,10 +35,11 @@ MODULES = (
     "megatron.core.pipeline_parallel",
     "mindspeed_core.activation",
     "mindspeed_core.platforms.cpu",
+    "mindspeed_megatron.devices.cpu_patches",
     "mindspeed_testing.canonical",
     "mindspeed_megatron.instruments.communication",
     "mindspeed_megatron.instruments.kept_state",
-    "mindspeed_core.platforms.memory",
+    "mindspeed_megatron.instruments.memory",
     "mindspeed_testing.training",
 )
 

@@ -28,12 +28,12 @@ from mindspeed_testing.worlds import run_world
 from mindspeed_train.interface import batch_at
 
 if TYPE_CHECKING:
-    from mindspeed_core.platforms.memory import TensorBytes
     from mindspeed_core.registry import Registry
     from mindspeed_core.run import OptimizerStep, Run
     from mindspeed_megatron.backend_contracts.contract import BackendContract
     from mindspeed_megatron.instruments.communication import Total
     from mindspeed_megatron.instruments.host_buffers import HostBuffers
+    from mindspeed_megatron.instruments.memory import TensorBytes
     from mindspeed_testing.canonical import CanonicalState
     from mindspeed_testing.saved_state import SavedState
 
@@ -415,9 +415,9 @@ class _Timed:
 
 
 def _measure(run: Run, steps: _Steps, probe: StepProbe, buffers: HostBuffers) -> _Measured:
-    from mindspeed_core.platforms.memory import TensorBytes
     from mindspeed_megatron.instruments.communication import COLLECTIVES, count_communication
     from mindspeed_megatron.instruments.kept_state import state_bytes
+    from mindspeed_megatron.instruments.memory import TensorBytes
 
     run.metrics.clear()
     made = buffers.made

@@ -145,7 +145,7 @@ def _contracts(names: tuple[str, ...]) -> list[BackendContract] | None:
 
 
 def _print(verdicts: list[Verdict], left_out: list[str]) -> None:
-    from mindspeed_core.terminal.tables import print_table
+    from mindspeed_megatron.tables import print_table
 
     rows = [
         (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 OWNER = "hccl-replace-gloo"
 KEYS = ("param", "exp_avg", "exp_avg_sq")
-"""What the format keeps of a parameter."""
+"""Names of the tensors that the format keeps for a parameter."""
 
 
 def slices(local: int, size: int) -> int:

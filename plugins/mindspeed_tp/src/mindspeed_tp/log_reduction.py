@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.runtime.losses import Losses
 from mindspeed_megatron.layer_losses import own_layer_losses
 from mindspeed_megatron.loss_reduction import losses_of, own_table, remember_others
+from mindspeed_megatron.losses import Losses
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from megatron.core.tensor_parallel import VocabParallelEmbedding
 from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
 from torch import Tensor
@@ -18,13 +19,27 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from mindspeed_tp.partition import Partition
-from mindspeed_tp.row_autograd import ScatteredRows
 from mindspeed_tp.rows import Rows
 
 if TYPE_CHECKING:
     import torch
 
     from mindspeed_core.session import Session
+
+
+class ScatteredRows(torch.autograd.Function):
+    """Sum ``[s, ...]`` over the ranks and leave each its part; backward gathers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
+        """Sum and scatter."""
+        ctx.rows = rows
+        return rows.start_scatter(x.contiguous())()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Gather."""
+        return ctx.rows.start_gather(gradients[0])(), None
 
 
 def embedded(module: Any, ids: Tensor, rows: Rows) -> Tensor:

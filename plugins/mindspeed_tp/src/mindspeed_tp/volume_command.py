@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mindspeed_core.terminal.tables import print_table
+from mindspeed_megatron.tables import print_table
 from mindspeed_tp.volume import LayerShape, table
 
 

@@ -15,10 +15,10 @@ from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.accelerator import AcceleratorPlatform
 from mindspeed_core.platforms.machine import first_match
 from mindspeed_core.platforms.platform import Availability, OpeningSession
-from mindspeed_core.platforms.without_te import patches_without_te
+from mindspeed_megatron.devices.without_te import patches_without_te
 
 if TYPE_CHECKING:
-    from mindspeed_core.platforms.allocator_bytes import StepBytes
+    from mindspeed_core.platforms.platform import StepBytes
 
 _BUILT_FOR = re.compile(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
@@ -89,7 +89,7 @@ class CudaPlatform(AcceleratorPlatform):
 
     def step_bytes(self) -> StepBytes:
         """Return the allocator's count: under a dispatch mode compiled dropout would draw other numbers."""
-        from mindspeed_core.platforms.allocator_bytes import AllocatorBytes
+        from mindspeed_megatron.instruments.allocator_bytes import AllocatorBytes
 
         return AllocatorBytes(self)
 

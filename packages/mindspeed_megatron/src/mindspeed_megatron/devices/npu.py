@@ -20,13 +20,13 @@ from typing import Any, ClassVar
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.accelerator import AcceleratorPlatform
-from mindspeed_core.platforms.cann import libraries_missing
-from mindspeed_core.platforms.eager import hold_eager
+from mindspeed_core.platforms.cpu import hold_eager
 from mindspeed_core.platforms.machine import first_match
 from mindspeed_core.platforms.platform import Availability, OpeningSession
-from mindspeed_core.platforms.without_te import patches_without_te
+from mindspeed_megatron.devices.cann import libraries_missing
+from mindspeed_megatron.devices.without_te import patches_without_te
 
-_CALLS = "mindspeed_core.platforms.cuda_calls:"
+_CALLS = "mindspeed_megatron.devices.cuda_calls:"
 _LEFT_OUT = (
     Patch(
         target="torch.cuda:_lazy_call",
@@ -56,7 +56,7 @@ _LEFT_OUT = (
     ),
     Patch(
         target="torch:Tensor.type",
-        new="mindspeed_core.platforms.device_arguments:tensor_type",
+        new="mindspeed_megatron.devices.device_arguments:tensor_type",
         kind="wrap",
         reason="megatron's optimizer compares type names with torch.cuda.FloatTensor",
     ),
@@ -130,6 +130,7 @@ class NpuPlatform(AcceleratorPlatform):
             _import(
                 "torch_npu.contrib.transfer_to_npu", "the installed torch_npu is incomplete, reinstall it"
             )
+        _drop_rules_of_transferred_names()
         return (*_LEFT_OUT, *patches_without_te())
 
     def open(self, session: OpeningSession) -> None:
@@ -166,6 +167,21 @@ def _import(name: str, remedy: str) -> None:
         import_module(name)
     except (ImportError, OSError, RuntimeError) as error:
         raise SessionError(f"platform npu: {name} cannot be imported ({error}); {remedy}") from error
+
+
+def _drop_rules_of_transferred_names() -> None:
+    """Forget what dynamo is to do at names of ``torch.cuda`` that mean functions of torch_npu now.
+
+    torch_npu brings rules of its own for its functions. Dynamo traces nothing, and megatron-core cannot be
+    imported, where one function has two names with different rules.
+    """
+    from torch._dynamo import trace_rules
+
+    for rules in trace_rules.torch_name_rule_map:
+        for name in [name for name in rules if name.startswith("torch.cuda.")]:
+            meant = trace_rules.load_object(name)
+            if str(getattr(meant, "__module__", "")).startswith(("torch_npu.", "torch.npu.")):
+                del rules[name]
 
 
 def device_files(directory: Path) -> int:

@@ -39,8 +39,8 @@ class Unserved:
     def __str__(self) -> str:
         """Return name, what is lacking and place."""
         short = self.name.rpartition(".")[2]
-        what = f"takes no {', '.join(self.lacking)}" if self.lacking else "is absent"
-        return f"{short} {what} ({self.place})"
+        fault = f"takes no {', '.join(self.lacking)}" if self.lacking else "is absent"
+        return f"{short} {fault} ({self.place})"
 
 
 def unserved_calls(folders: Iterable[Path]) -> list[Unserved]:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST, ERROR, NOTE, OK, WARNING, Finding
 from mindspeed_core.errors import UserError
-from mindspeed_core.platforms.cann import libraries_missing
 from mindspeed_megatron.dataset_helpers import build_command, installed_folder
+from mindspeed_megatron.devices.cann import libraries_missing
 from mindspeed_megatron.devices.npu import device_files
 from mindspeed_megatron.doctor import ascend
 from mindspeed_megatron.doctor.probe import MARK

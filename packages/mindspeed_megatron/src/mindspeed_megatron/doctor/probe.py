@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from mindspeed_core.platforms.broken_packages import OPTIONAL, take_broken_as_absent, used_module
+from mindspeed_megatron.broken_packages import OPTIONAL, take_broken_as_absent, used_module
 
 MARK = "mindspeed-doctor:"
 """Begins the line with the answer; imported packages print lines of their own."""

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.platforms import memory
 from mindspeed_megatron import instruments
+from mindspeed_megatron.instruments import memory
 from mindspeed_megatron.instruments.code_places import CodePlace, running_code
 
 _BETWEEN = (

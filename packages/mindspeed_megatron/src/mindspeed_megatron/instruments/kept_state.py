@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_iter
 
-from mindspeed_core.platforms.memory import storage_bytes
+from mindspeed_megatron.instruments.memory import storage_bytes
 from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:

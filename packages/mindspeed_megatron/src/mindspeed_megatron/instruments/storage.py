@@ -17,10 +17,10 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_iter
 
-from mindspeed_core.platforms import memory
-from mindspeed_core.platforms.memory import TensorBytes
+from mindspeed_megatron.instruments import memory
 from mindspeed_megatron.instruments.code_places import running_code
 from mindspeed_megatron.instruments.kept_state import inner_optimizers
+from mindspeed_megatron.instruments.memory import TensorBytes
 from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ _DERIVED = frozenset(
     "consumed_train_samples consumed_valid_samples data_parallel_size rank world_size iteration "
     "transformer_pipeline_model_parallel_size model_type nnodes node_rank nproc_per_node".split()
 )
-"""What such a file holds besides: Megatron-LM computes it from other arguments."""
+"""Further keys of such a file, which Megatron-LM computes from other arguments."""
 _ACTIVATIONS = {"swiglu": ["--swiglu"], "squaredrelu": ["--squared-relu"], "gelu": []}
 
 

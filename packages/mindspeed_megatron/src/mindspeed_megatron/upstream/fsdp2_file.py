@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.flags.given import ChangesNothing, Given, Line, Outcome, Refused, Translated
+from mindspeed_megatron.upstream.given import ChangesNothing, Given, Line, Outcome, Refused, Translated
 from mindspeed_megatron.upstream.yaml_file import read_mapping
 
 _SAME_NUMBERS = frozenset(

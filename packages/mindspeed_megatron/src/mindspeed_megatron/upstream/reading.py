@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from mindspeed_core.flags.given import ChangesNothing, Given, Line, Outcome, Refused, Translated
 from mindspeed_core.flags.notes import FlagNote
 from mindspeed_core.resolver.plan import Problem
+from mindspeed_megatron.upstream.given import ChangesNothing, Given, Line, Outcome, Refused, Translated
 from mindspeed_megatron.upstream.table import is_judged, takes_no_value, verdict_on
 from mindspeed_megatron.upstream.translations import ALWAYS, NEVER, TRANSLATIONS
 from mindspeed_megatron.upstream.verdicts import NOTED

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from mindspeed_core.flags.given import (
+from mindspeed_megatron.upstream.fsdp2_file import fsdp2_file
+from mindspeed_megatron.upstream.given import (
     ChangesNothing,
     Given,
     Line,
@@ -19,7 +20,6 @@ from mindspeed_core.flags.given import (
     Translated,
     Translation,
 )
-from mindspeed_megatron.upstream.fsdp2_file import fsdp2_file
 from mindspeed_megatron.upstream.verdicts import MEGATRON_LM, MINDSPEED, MINDSPEED_LLM
 
 _MODELS = "the package mindspeed-models, which is not published yet"

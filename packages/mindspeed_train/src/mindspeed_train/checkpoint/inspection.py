@@ -17,7 +17,7 @@ import click
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.terminal.foreign_text import emit, first_line, shown
-from mindspeed_core.terminal.tables import print_table
+from mindspeed_megatron.tables import print_table
 from mindspeed_train.checkpoint import publish
 from mindspeed_train.checkpoint.inspected_store import local_copy_for_inspection
 from mindspeed_train.checkpoint.source import where_files_are

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.runtime.gather import all_gather_values
-from mindspeed_core.runtime.losses import copied_later
 from mindspeed_megatron.fully_sharded.torch_fsdp2 import local_part
+from mindspeed_megatron.losses import copied_later
 from mindspeed_megatron.padding import padding_options
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_train.checkpoint import rng_state

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, overload
 
-from mindspeed_core.runtime.earlier_files import move_aside, next_number
+from mindspeed_megatron.earlier_files import move_aside, next_number
 from mindspeed_train.launch import last_save
 
 NAME = "metrics.jsonl"

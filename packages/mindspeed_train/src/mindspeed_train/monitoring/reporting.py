@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
-from mindspeed_core.runtime.spared_failures import SparedFailures
+from mindspeed_megatron.spared_failures import SparedFailures
 from mindspeed_train.fault_tolerance.stopping import StopControl
 from mindspeed_train.monitoring.measures import Measures
 

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from mindspeed_core.discovery.installed import installed_version
 from mindspeed_core.errors import UserError
 from mindspeed_core.flags.notes import lines
-from mindspeed_core.runtime.spared_failures import SparedFailures
 from mindspeed_core.terminal.foreign_text import clean
 from mindspeed_megatron.model_state import LoadedWeights
+from mindspeed_megatron.spared_failures import SparedFailures
 from mindspeed_train.checkpoint.save_policy import begun_from
 from mindspeed_train.launch import last_save
 from mindspeed_train.launch.last_save import LastSave

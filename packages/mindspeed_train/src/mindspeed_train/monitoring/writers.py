@@ -15,7 +15,7 @@ from math import exp, isfinite
 from typing import Any, Protocol
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.runtime.spared_failures import SparedFailures
+from mindspeed_megatron.spared_failures import SparedFailures
 from mindspeed_train.monitoring.timing import slowest
 
 _NAMES = {

@@ -53,10 +53,10 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, there: Callable[..., Tensor], back: Callable[..., Tensor], *how: Any
+        ctx: Any, x: Tensor, exchange: Callable[..., Tensor], back: Callable[..., Tensor], *how: Any
     ) -> Tensor:
         ctx.back, ctx.how = back, how
-        return there(x, *how)
+        return exchange(x, *how)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

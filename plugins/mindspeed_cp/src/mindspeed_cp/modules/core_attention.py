@@ -11,27 +11,55 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
-from torch import Tensor
+from torch import Tensor, nn
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_cp import attention_flags
 from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.scores import Dropout
 from mindspeed_cp.modules.batch import SplitBatch
 from mindspeed_cp.modules.members import members_of
-from mindspeed_cp.modules.softmax_offset import add_offset
 from mindspeed_cp.options import CPOptions, cp_options
+from mindspeed_megatron.layer_spec import SpecEditor
 from mindspeed_megatron.sharded_modules import sharded_tensors
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
 
     from mindspeed_core.session import Session
+
+
+def add_offset(module: nn.Module, config: TransformerConfig, heads_group: Callable[[], Any]) -> None:
+    """Give a core attention ``softmax_offset``, ``[n / tp]`` or None, by the kind that its configuration has.
+
+    It is a further score of every row, without value, under the name and in the shards that megatron-core
+    gives it: ``--softmax-type off-by-one`` makes it zero, ``learnable`` a parameter for each head.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    kind = getattr(config, "softmax_type", "vanilla")
+    if kind == "vanilla":
+        module.register_parameter("softmax_offset", None)
+        return
+    if kind not in ("off-by-one", "learnable"):
+        raise ValueError(f"--softmax-type {kind} is none of vanilla, off-by-one, learnable")
+    offset = torch.zeros(config.num_attention_heads // heads_group().size(), dtype=config.params_dtype)
+    if kind == "off-by-one":
+        module.register_buffer("softmax_offset", offset, persistent=False)
+        return
+    learned = nn.Parameter(offset)
+    # Each rank has those of its heads, which the gradient norm counts everywhere.
+    set_tensor_model_parallel_attributes(learned, True, 0, 1)
+    module.register_parameter("softmax_offset", learned)
+    if config.perform_initialization:
+        config.init_method(learned)
 
 
 class SplitCoreAttention(MegatronModule):

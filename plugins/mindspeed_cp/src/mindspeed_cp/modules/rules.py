@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,11 +13,27 @@ from mindspeed_core.errors import UserError
 from mindspeed_cp.engine.documents import ends_by_length, ends_by_position, ends_by_token
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.given_mask import given_mask
-from mindspeed_cp.modules.state import CPState
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mindspeed_core.run import Batch, Run
     from mindspeed_core.session import Session
+    from mindspeed_cp.engine.masks import MaskRule
+
+
+@dataclass
+class CPState:
+    """The record of a session, see `mindspeed_core.session.Session.state`.
+
+    Attributes:
+        plugin_rules: the first answer of a plugin to ``cp_mask_rule``, where it stays for the run.
+        matrix_rule: the mask that a script gave, its version, and the rule made of it.
+    """
+
+    plugin_rules: tuple[MaskRule, ...] | None = None
+    matrix_rule: tuple[Tensor, int, MaskRule] | None = None
+
 
 STAGE = "cp_mask_rule"
 _MOST_BYTES = 2**31

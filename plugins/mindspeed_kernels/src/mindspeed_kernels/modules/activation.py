@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_kernels.ops import swiglu
+from mindspeed_megatron.layer_spec import SpecEditor
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig

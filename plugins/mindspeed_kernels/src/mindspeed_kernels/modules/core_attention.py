@@ -17,11 +17,11 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
-from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_kernels.attention.bias import COMPRESSED_ROWS, alibi_slopes
 from mindspeed_kernels.attention.mask_store import STORE
 from mindspeed_kernels.attention.visibility import UNLIMITED
 from mindspeed_kernels.ops import npu_fusion_attention
+from mindspeed_megatron.layer_spec import SpecEditor
 from mindspeed_megatron.sharded_modules import sharded_tensors
 
 if TYPE_CHECKING:

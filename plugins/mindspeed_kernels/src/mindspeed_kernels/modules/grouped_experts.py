@@ -17,11 +17,11 @@ from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor
 
 from mindspeed_core.errors import SessionError
-from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_kernels.ops.gmm import grouped_matmul
 from mindspeed_kernels.ops.gmm_put_off import Leave, PutOffProduct
 from mindspeed_kernels.ops.row_groups import ends_of_groups
 from mindspeed_megatron.experts import draw_experts, mark_expert_parameters
+from mindspeed_megatron.layer_spec import SpecEditor
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection

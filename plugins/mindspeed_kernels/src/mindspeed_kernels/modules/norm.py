@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from mindspeed_core.layer_spec import NORM_ROLES, SpecEditor
 from mindspeed_kernels.ops import rms_norm
+from mindspeed_megatron.layer_spec import NORM_ROLES, SpecEditor
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig

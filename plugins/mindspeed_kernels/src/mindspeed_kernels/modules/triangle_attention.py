@@ -12,8 +12,8 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_kernels.ops import triangle_attention
+from mindspeed_megatron.layer_spec import SpecEditor
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig

@@ -61,9 +61,9 @@ class _Collective(torch.autograd.Function):
     """A collective, and the one that brings its gradient back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup, there: Transfer, back: Transfer) -> Tensor:
-        ctx.how = group, back, there
-        return there(x, group)
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, transfer: Transfer, back: Transfer) -> Tensor:
+        ctx.how = group, back, transfer
+        return transfer(x, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
@@ -96,8 +96,8 @@ def all_to_all(x: Tensor, group: ProcessGroup) -> Tensor:
 
 def all_to_all_rows(x: Tensor, sent: Sequence[int], received: Sequence[int], group: ProcessGroup) -> Tensor:
     """Send the next ``sent[i]`` rows to rank ``i``; the result holds ``received[i]`` rows of each rank."""
-    there = partial(_exchanged_rows, sent=sent, received=received)
+    transfer = partial(_exchanged_rows, sent=sent, received=received)
     result: Tensor = _Collective.apply(
-        x, group, there, partial(_exchanged_rows, sent=received, received=sent)
+        x, group, transfer, partial(_exchanged_rows, sent=received, received=sent)
     )
     return result

@@ -19,7 +19,7 @@ from mindspeed_kernels.ops.availability import package_missing
 from mindspeed_megatron.planned_kernels import kernels_for
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether kernels run on CPU tensors, as Triton reads it when it is imported."""
+"""True where kernels run on CPU tensors, as Triton reads it when it is imported."""
 DEVICES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
 """Types of devices whose tensors the kernels take."""
 FLOATING = (torch.float16, torch.bfloat16, torch.float32)

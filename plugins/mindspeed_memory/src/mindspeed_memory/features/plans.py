@@ -5,11 +5,41 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
-from mindspeed_memory.features.plan_proofs import RECOMPUTE_PROOFS, SWAP_PROOFS
+from mindspeed_core.feature import Conflict, Feature, Flag, Gain, hookimpl
+from mindspeed_memory.features.proofs import EXPERTS, FUSED_LLAMA, as_without, fully_sharded, in_layouts
 from mindspeed_memory.features.recompute import INPUTS_STAY, NOT_OFFLOADED
 from mindspeed_memory.features.swap import ENGINE_FLAGS, SwappingFeature
 from mindspeed_memory.patterns import Pattern
+
+_LAYERS = ("--recompute-plan", "decoder.layers.{*}")
+_PARTS = ("--recompute-plan", "decoder.layers.{0-1}.mlp", "decoder.layers.{2,3}.self_attention")
+_SWAPPED = ("--swap-activation-plan", "decoder.layers.{0-2}", "--swap-min-bytes", "1024")
+_TOKENS, _WIDTH, _FLOAT = 32, 256, 4
+
+RECOMPUTE_PROOFS = (
+    # Biases are among the results of these modules. Two of four layers drop product and activation.
+    as_without(
+        "feed-forward",
+        ("--recompute-plan", "decoder.layers.{0-1}.mlp"),
+        gains=(Gain("forward_bytes", less=2 * 2 * _TOKENS * _WIDTH * _FLOAT),),
+    ),
+    as_without("layers", _LAYERS, model=FUSED_LLAMA, gains=(Gain("forward_bytes", 0.5),)),
+    *in_layouts(_PARTS),
+    as_without("experts", _LAYERS, model=EXPERTS),
+    *fully_sharded(_LAYERS),
+)
+SWAP_PROOFS = (
+    as_without(
+        "layers",
+        _SWAPPED,
+        model=FUSED_LLAMA,
+        gains=(Gain("forward_bytes", 0.7), Gain("host_buffers", less=0)),
+    ),
+    *in_layouts(_SWAPPED),
+    as_without("with-recomputed-parts", (*_SWAPPED, *_PARTS), model=FUSED_LLAMA, baseline=()),
+    *fully_sharded(_SWAPPED, model=FUSED_LLAMA),
+)
+
 
 _RECOMPUTE, _SWAP = "--recompute-plan", "--swap-activation-plan"
 

@@ -58,7 +58,7 @@ class _PartOfLayers(Feature):
     affects_checkpoint = False
 
     _redundant: ClassVar[Mapping[str, str]] = {}
-    """What selective recomputation does as well, with what is said of it."""
+    """Modules that selective recomputation covers too, each with the note about it."""
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

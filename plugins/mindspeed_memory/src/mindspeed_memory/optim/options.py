@@ -12,7 +12,7 @@ from mindspeed_memory.extension_points import OPTIMIZER_STATES
 WHOLE, SPLIT = "whole", "split"
 """Forms of main parameters: float32 numbers; the weight and 16 further bits."""
 LIST, SIGN = "list", "sign"
-"""Where ties of a split are noted: in a list of indices; in the sign of the second moment."""
+"""Places that note ties of a split: a list of indices; the sign of the second moment."""
 ON_DEVICE, SWAPPED, VIRTUAL, COMPRESSED = "device", "swapped", "virtual", "compressed"
 """Places of what is kept: the device; the host; the host for moments, within a budget; moments compressed."""
 ALL = "all"

@@ -130,14 +130,14 @@ class AdaptiveRecompute:
             if self._share is None:
                 self._refuse([needed for needed, _ in everywhere])
         if self._step == len(self._rounds):
-            mine = self.profile.result(run.pg.pp.rank(), self._needed)
-            self.measured = all_gather_values(mine)
+            measured = self.profile.result(run.pg.pp.rank(), self._needed)
+            self.measured = all_gather_values(measured)
             if self._share is not None:
-                self.budget = self._shared_budget(mine.stage, self._share)
+                self.budget = self._shared_budget(measured.stage, self._share)
             else:
                 self._refuse([one.needed for one in self.measured])
             self._checks = _CHECKS
-            self._apply(mine.stage, self.budget)
+            self._apply(measured.stage, self.budget)
 
     def _check(self, run: Run) -> None:
         """Make a smaller plan where a step of this one took more than the budget on a rank of the stage."""
@@ -157,9 +157,9 @@ class AdaptiveRecompute:
         if max(needed) <= self.budget:
             return
         mib = -(-max(needed) // _MIB)
-        what = f"--adaptive-recompute-device-size {self.budget // _MIB}" if self._given else "the device"
+        limit = f"--adaptive-recompute-device-size {self.budget // _MIB}" if self._given else "the device"
         raise UserError(
-            f"{what}: computing every layer again needs {mib} MiB on rank {needed.index(max(needed))} "
+            f"{limit}: computing every layer again needs {mib} MiB on rank {needed.index(max(needed))} "
             f"already, of {self.budget // _MIB}; give {mib} or more, use smaller micro-batches, or shard more"
         )
 

@@ -14,7 +14,7 @@ from mindspeed_memory.policy.knapsack import Form, Group, fastest_plan
 WHOLE, NOTHING, FEED_FORWARD, ATTENTION, ACTIVATION, SWAP = (
     *("whole layer", "nothing", "feed-forward", "attention", "activation function", "swap"),
 )
-"""What a layer in a form computes again, or puts on the host."""
+"""Parts of a layer that a form recomputes, or offloads to the host."""
 
 
 @dataclass

@@ -31,8 +31,7 @@ from mindspeed_memory.policy.costs import (
 from mindspeed_memory.policy.switched_layer import SwitchedLayer
 
 if TYPE_CHECKING:
-    from mindspeed_core.platforms.allocator_bytes import StepBytes
-    from mindspeed_core.platforms.platform import Platform
+    from mindspeed_core.platforms.platform import Platform, StepBytes
     from mindspeed_core.run import Run
     from mindspeed_memory.saved.host_copy import HostCopies
 
@@ -233,13 +232,13 @@ class Profile:
         """Measure a copy to the host."""
         size = min(nbytes, 2**28)
         device = next(self._layers[0].placed.layer.parameters()).device
-        there = torch.zeros(size, dtype=torch.uint8, device=device)
+        on_device = torch.zeros(size, dtype=torch.uint8, device=device)
         here = self._platform.pinned_empty((size,), torch.uint8)
         least = float("inf")
         for _ in range(3):
             start, end = (self._platform.event(enable_timing=True) for _ in range(2))
             start.record()
-            here.copy_(there, non_blocking=True)
+            here.copy_(on_device, non_blocking=True)
             end.record()
             end.synchronize()
             least = min(least, start.elapsed_time(end) / 1e3)

@@ -250,8 +250,8 @@ def _facts(args: Namespace, models: Sequence[Any]) -> dict[str, Any]:
         for model in models
         for name, parameter in model.named_parameters()
     ]
-    mine = sha256(repr(names).encode()).hexdigest()
-    together = sha256("".join(all_gather_values(mine)).encode()).hexdigest()[:16]
+    digest = sha256(repr(names).encode()).hexdigest()
+    together = sha256("".join(all_gather_values(digest)).encode()).hexdigest()[:16]
     return {**{name: getattr(args, name, None) for name in _FACTS}, "parameters": together}
 
 

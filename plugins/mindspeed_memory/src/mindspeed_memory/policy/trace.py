@@ -105,8 +105,8 @@ class TraceRecorder:
             yield
         self.saved[chunk] = count
 
-    def _note(self, what: str, number: int, value: int) -> None:
-        self.order.append((what, number, value))
+    def _note(self, kind: str, number: int, value: int) -> None:
+        self.order.append((kind, number, value))
         if self._tracker is not None:
             self._samples.append(self._tracker.peak)
             self._tracker.reset_peak()
@@ -125,8 +125,8 @@ class TraceRecorder:
         seconds = [times._first.elapsed_time(event) / 1e3 for event in times._events]
         saved: dict[tuple[int, int], float] = {}
         read: dict[tuple[int, int], float] = {}
-        for (what, number, value), second in zip(self.order, seconds):
-            if what == "saved":
+        for (kind, number, value), second in zip(self.order, seconds):
+            if kind == "saved":
                 saved[number, value] = second
             else:
                 read.setdefault((number, value), second)

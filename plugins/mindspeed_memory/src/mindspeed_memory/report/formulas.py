@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mindspeed_core.formulas import evaluate
+from mindspeed_megatron.formulas import evaluate
 from mindspeed_megatron.instruments.storage import GRADIENTS, MAIN_PARAMETERS, OPTIMIZER_STATE, PARAMETERS
 from mindspeed_megatron.unwrap import unwrap
 

@@ -19,7 +19,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.utils import get_pg_rank
 
 from mindspeed_core.errors import SessionError
-from mindspeed_core.runtime.spared_failures import SparedFailures
+from mindspeed_megatron.spared_failures import SparedFailures
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_moe.expert_map.layer_map import LayerMap
 from mindspeed_moe.expert_map.migration import Moves, migrate

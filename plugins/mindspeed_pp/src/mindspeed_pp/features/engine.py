@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, TakeOver, hookimpl
-from mindspeed_core.run import ChunkPlace
 from mindspeed_pp.features.proofs import ENGINE_PROOFS
 from mindspeed_pp.lint import lint
 from mindspeed_pp.named import functions_of
@@ -37,6 +36,9 @@ from mindspeed_pp.plan import (
 )
 from mindspeed_pp.schedules import BUILT_IN
 
+if TYPE_CHECKING:
+    from mindspeed_core.run import ChunkPlace
+
 ENGINE = "pp-engine"
 _STREAMS, _WARM_UP = "--use-multi-stream", "overlap_warmup_cooldown_communication"
 _SWAP, _DETACH = "--use-nanopipe-swap", "--dualpipev-dw-detach"
@@ -52,7 +54,7 @@ _BETTER = {
     "dualpipev": "passes of a pair run one after the other without --moe-fb-overlap; zbv keeps fewer then",
     "chimera": "zbv has a smaller bubble for more than a few micro-batches, and holds the weights once",
 }
-"""What to use instead of schedules that others dominate."""
+"""Schedules to use instead of those that others dominate."""
 
 
 class PipelineSchedule(Feature):
@@ -310,6 +312,8 @@ class PipelineSchedule(Feature):
         plan = planned(args)
         if plan is None or plan.placement.is_loop or pp_size != plan.ranks:
             return None
+        from mindspeed_core.run import ChunkPlace
+
         placement = plan.placement
         return tuple(
             ChunkPlace(

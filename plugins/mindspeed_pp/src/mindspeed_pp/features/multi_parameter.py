@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Feature, Flag, Requirement, Resume, Scenario, hookimpl
-from mindspeed_core.run import BoundarySchema
 from mindspeed_pp.features.proofs import BATCH, PP2, scheduled
 from mindspeed_pp.plan import one_stage
 from mindspeed_pp.tensor_shapes import SHAPES_FLAG, is_provider, parse_shapes, schema_of
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import BoundarySchema
 
 _FLAG = "--use-multiparameter-pipeline-model-parallel"
 _HIDDEN = (SHAPES_FLAG, '[{"name": "hidden", "shape": ["s", "b", "h"]}]')

@@ -159,16 +159,16 @@ def _stage_specs(specs: StageSpecs) -> Iterator[str]:
     except Exception as error:
         yield f"StageSpecs names the module {specs.module}: {describe(error)}"
         return
-    there = {n: v for n, v in vars(module).items() if hasattr(v, PROJECT + "_spec")}
+    specified = {n: v for n, v in vars(module).items() if hasattr(v, PROJECT + "_spec")}
     for name in specs.stages:
-        if name not in there:
+        if name not in specified:
             yield f"{specs.module} has no @hookspec {name}, which StageSpecs announces"
-        elif getattr(there[name], PROJECT + "_spec")["firstresult"] is (name in specs.collecting):
+        elif getattr(specified[name], PROJECT + "_spec")["firstresult"] is (name in specs.collecting):
             yield f"stage {name}: firstresult and StageSpecs(collecting=...) do not agree"
-        elif not inspect.getdoc(there[name]):
+        elif not inspect.getdoc(specified[name]):
             yield f"stage {name} has no docstring; it is the manual of whoever implements it"
-    for name in sorted(there.keys() - {*specs.stages}):
-        if there[name].__module__ == specs.module:
+    for name in sorted(specified.keys() - {*specs.stages}):
+        if specified[name].__module__ == specs.module:
             yield f"{specs.module} has the @hookspec {name}, which StageSpecs does not announce"
 
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.installed import package_file
-from mindspeed_core.discovery.spelling import guess
+from mindspeed_core.errors import guess
 from mindspeed_core.feature import Conflict, Requirement, Scenario
 from mindspeed_core.flags.announced import flag_owners
 from mindspeed_core.flags.flag_set import FlagSet, flag_set

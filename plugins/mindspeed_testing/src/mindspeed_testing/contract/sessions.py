@@ -16,11 +16,11 @@ from pathlib import Path
 from mindspeed_core.discovery.entry_points import PLATFORMS
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.slots import claimed_roles, roles_meet
-from mindspeed_core.discovery.spelling import guess
+from mindspeed_core.errors import guess
 from mindspeed_core.feature import Feature, Scenario
 from mindspeed_core.platforms.platform import Availability, Place, Platform
 from mindspeed_core.registry import FeatureRecord
-from mindspeed_core.runtime.placements import Roles
+from mindspeed_core.runtime.instance_patches import Roles
 from mindspeed_testing.contract.rules import PROOFS, Check, Contract, Violation, Wrong, hold
 from mindspeed_testing.model_flags import training_flags
 from mindspeed_testing.proof_files import flags_with_files
@@ -158,7 +158,7 @@ def _in_world(group: list[Side], size: int) -> dict[str, Trained]:
             chosen = next((r for r in reports if r.error or r.left), reports[0])
             roles = Roles()
             for report in reports:
-                roles.add(report.roles.sought, report.roles.there, report.roles.replaced)
+                roles.add(report.roles.sought, report.roles.present, report.roles.replaced)
             results[side.subject] = replace(chosen, roles=roles)
     return results
 
@@ -274,9 +274,9 @@ def _roles_stated(contract: Contract, feature: type[Feature], sessions: _Session
             f"write {' or '.join(ways)}, so that the plan refuses another feature at the same place; or "
             "replace(..., wrap=True) where the new module contains the old one"
         )
-    for role in feature.replaces_roles if roles.there else ():
-        meant = guess(role.rpartition(".")[2], roles.there)
-        if role.rpartition(".")[2] not in roles.there and meant:
+    for role in feature.replaces_roles if roles.present else ():
+        meant = guess(role.rpartition(".")[2], roles.present)
+        if role.rpartition(".")[2] not in roles.present and meant:
             wrong.append(f"it says that it replaces the role {role!r}, which the model lacks{meant}")
     yield from dict.fromkeys(wrong)
 

@@ -13,7 +13,7 @@ from mindspeed_core.platforms.platform import Availability, MemoryFigure, Openin
 if TYPE_CHECKING:
     import torch
 
-    from mindspeed_core.platforms.allocator_bytes import StepBytes
+    from mindspeed_core.platforms.platform import StepBytes
     from mindspeed_testing.lagging.device import LaggingDevice
 
 
@@ -90,7 +90,7 @@ class LaggingPlatform(CpuPlatform):
 
     def step_bytes(self) -> StepBytes:
         """Return the allocator's count: compiled dropout draws other numbers under a dispatch mode."""
-        from mindspeed_core.platforms.allocator_bytes import AllocatorBytes
+        from mindspeed_megatron.instruments.allocator_bytes import AllocatorBytes
 
         return AllocatorBytes(self)
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from mindspeed_core.activation import activate
-from mindspeed_core.platforms.memory import TensorBytes
 from mindspeed_megatron.fake.npu import FakeNpuPlatform
 from mindspeed_megatron.fake.npu_shapes import SHAPES
 from mindspeed_megatron.instruments.communication import Total, count_communication
+from mindspeed_megatron.instruments.memory import TensorBytes
 from mindspeed_testing.npu.fake import FakeNpu, count_runs
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Any
 from unittest import mock
 
 from mindspeed_core.feature import Scenario
-from mindspeed_core.platforms.cann import AUTOLOAD
 from mindspeed_megatron.backend_contracts.hccl import HCCL
+from mindspeed_megatron.devices.cann import AUTOLOAD
 from mindspeed_testing.canonical import CanonicalState
 from mindspeed_testing.model_flags import training_flags
 from mindspeed_testing.npu.kernels.communicators import communicator_name

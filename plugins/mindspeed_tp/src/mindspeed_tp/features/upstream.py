@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspeed_core.feature import Feature, Flag
-from mindspeed_tp.features.upstream_proofs import FUSION_PROOFS
+from mindspeed_tp.features.proofs import SHARDED, SP, TP2, as_without, resumed
+
+_FUSION = ("--mlp-layer-fusion",)
+FUSION_PROOFS = (as_without("tp2-sp", _FUSION, *TP2, *SP), resumed(_FUSION, *TP2, *SP, *SHARDED))
 
 
 class GatedFusion(Feature):

@@ -18,7 +18,7 @@ from megatron.core.tensor_parallel.layers import (
 from megatron.core.transformer.utils import make_sharded_object_for_checkpoint
 from torch import Tensor
 
-from mindspeed_core.linear_layout import LinearLayout
+from mindspeed_megatron.linear_layout import LinearLayout
 from mindspeed_tp.grid.gradients import learned_in_parts
 from mindspeed_tp.grid.place import X, Y, here
 from mindspeed_tp.linear_function import Communication

@@ -14,8 +14,8 @@ from megatron.core.tensor_parallel.layers import (
 from megatron.core.transformer.utils import make_sharded_object_for_checkpoint
 from torch import Tensor
 
-from mindspeed_core.linear_layout import LinearLayout
 from mindspeed_core.session import current
+from mindspeed_megatron.linear_layout import LinearLayout
 from mindspeed_tp.linear_function import Communication
 from mindspeed_tp.linears import PlannedColumn, PlannedRow
 from mindspeed_tp.options import UNEVEN

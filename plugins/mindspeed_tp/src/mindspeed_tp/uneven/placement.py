@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from megatron.core.transformer import ModuleSpec
 from torch import Tensor
 
-from mindspeed_core.layer_spec import Site, SpecEditor
 from mindspeed_core.session import current
+from mindspeed_megatron.layer_spec import Site, SpecEditor
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_tp.described_layer import DescribesItsLinears
 from mindspeed_tp.linear_function import Communication, How, PlannedLinearFunction

@@ -9,7 +9,7 @@ import torch
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.run import StepResult
-from mindspeed_core.runtime.reports import report_lines
+from mindspeed_core.runtime.metrics import report_lines
 from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_megatron.hosts.megatron_lm import pretrain_call
 from mindspeed_megatron.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts

@@ -15,13 +15,13 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.run import Batch, Loss, StepResult
 from mindspeed_core.runtime.gather import all_gather_values
-from mindspeed_core.runtime.losses import Losses
 from mindspeed_megatron.chunk_places import loss_rank
 from mindspeed_megatron.hosts.megatron_lm import NAME, pretrain_call
 from mindspeed_megatron.hosts.megatron_lm.checkpoint import load_for_features
 from mindspeed_megatron.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_megatron.loss import is_mean, loss_of, on_every_stage, schedule_loss
 from mindspeed_megatron.loss_reduction import with_same_names
+from mindspeed_megatron.losses import Losses
 from mindspeed_megatron.schedule import begin_microbatch, boundary_options, scheduled
 from mindspeed_megatron.step_tokens import counted_tokens
 from mindspeed_megatron.token_losses import check_passed

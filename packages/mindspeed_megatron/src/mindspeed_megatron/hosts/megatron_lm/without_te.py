@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.platforms.broken_packages import why_unusable
+from mindspeed_megatron.broken_packages import why_unusable
 
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import Platform

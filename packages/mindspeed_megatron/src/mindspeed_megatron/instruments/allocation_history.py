@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from mindspeed_core.platforms import memory
-from mindspeed_core.platforms.memory import TensorBytes
+from mindspeed_megatron.instruments import memory
+from mindspeed_megatron.instruments.memory import TensorBytes
 
 _FRAMES = 32
 _TORCH = os.path.dirname(torch.__file__)

@@ -1,46 +1,11 @@
-"""The flags that were given, before anybody has judged them, and the outcomes of judging one."""
+"""The given flags as a translation sees them, and the outcomes of judging one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-
-@dataclass(frozen=True)
-class Given:
-    """One flag as it was given.
-
-    Attributes:
-        option: the option string.
-        values: the words behind it; of a dictionary the one value, as it is.
-        inline: it was written ``--option=value``.
-        named: of a dictionary: the key that was used, which may be no option string; else empty.
-    """
-
-    option: str
-    values: tuple[Any, ...] = ()
-    inline: bool = False
-    named: str = ""
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Return the values as one would type them; a switch that is on has none."""
-        if not self.named:
-            return tuple(str(value) for value in self.values)
-        flat: list[Any] = []
-        for value in self.values:
-            flat += value if isinstance(value, (list, tuple)) else [value]
-        return tuple(str(value) for value in flat if not isinstance(value, bool))
-
-    @property
-    def is_off(self) -> bool:
-        """Return whether a dictionary says that a switch is not given."""
-        return bool(self.named) and (self.values == (False,) or self.values == (None,))
-
-    def __str__(self) -> str:
-        """Return the flag as one would type it."""
-        return " ".join((self.option, *self.words))
+from mindspeed_core.flags.entries import Given
 
 
 class Line:

@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from mindspeed_megatron.devices.cann import hold_back_torch_npu
+
 OPTIONAL = ("transformer_engine", "flash_attn", "triton", "apex")
 """Packages that only some machines have, and that nothing here needs."""
 _USED = {"transformer_engine": "transformer_engine.pytorch"}
@@ -27,6 +29,12 @@ def take_broken_as_absent() -> None:
     """Let optional packages that raise when they are imported be missing modules in this process."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+def guard_imports() -> None:
+    """Let a process import torch and megatron-core where what they use on their own is broken here."""
+    hold_back_torch_npu()
+    take_broken_as_absent()
 
 
 def used_module(package: str) -> str:

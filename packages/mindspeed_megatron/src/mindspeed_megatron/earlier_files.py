@@ -10,8 +10,8 @@ from pathlib import Path
 def next_number(folder: Path, names: Iterable[str]) -> int:
     """Return the number under which none of these names is taken yet: ``name.N.suffix``."""
     numbered = [_numbered(name) for name in names]
-    there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    taken = [int(match[1]) for name in there for form in numbered if (match := form.fullmatch(name))]
+    existing = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    taken = [int(match[1]) for name in existing for form in numbered if (match := form.fullmatch(name))]
     return max(taken, default=0) + 1
 
 

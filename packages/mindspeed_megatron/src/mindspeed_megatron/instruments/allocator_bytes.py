@@ -1,6 +1,6 @@
 """Bytes of a step as a device's allocator counts them, without looking at operations.
 
-`mindspeed_core.platforms.memory.TensorBytes` follows every operation with a dispatch mode, under which
+`mindspeed_megatron.instruments.memory.TensorBytes` follows every operation with a dispatch mode, under which
 ``torch.compile`` runs functions eagerly: compiled dropout draws other numbers than eager dropout, and a step
 that is followed would train something else. An allocator counts anyway.
 """
@@ -9,35 +9,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
-
-
-class StepBytes(Protocol):
-    """Counts bytes between entering and leaving it.
-
-    Attributes:
-        alive: bytes now, relative to the start.
-        peak: largest value of ``alive`` since the start or the last `reset_peak`.
-    """
-
-    @property
-    def alive(self) -> int:
-        """Return the bytes now."""
-
-    @property
-    def peak(self) -> int:
-        """Return the most bytes."""
-
-    def reset_peak(self) -> None:
-        """Start a new peak at what is alive now."""
-
-    def paused(self) -> AbstractContextManager[Any]:
-        """Leave out what is created inside the context."""
-
-    def __enter__(self) -> Any:
-        """Begin to count."""
-
-    def __exit__(self, *error: Any) -> Any:
-        """Stop."""
 
 
 class Figures(Protocol):

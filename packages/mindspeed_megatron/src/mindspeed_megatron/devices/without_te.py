@@ -11,7 +11,7 @@ beside them.
 from __future__ import annotations
 
 from mindspeed_core.feature import Patch
-from mindspeed_core.platforms.broken_packages import why_unusable
+from mindspeed_megatron.broken_packages import why_unusable
 
 _OFFLOAD = "megatron.core.pipeline_parallel.fine_grained_activation_offload"
 _ALWAYS = (

@@ -18,9 +18,9 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from mindspeed_core.discovery.slots import NORM_ROLES as NORM_ROLES
 from mindspeed_core.errors import UserError
-from mindspeed_core.linear_layout import ANY_LAYOUT as ANY_LAYOUT
-from mindspeed_core.linear_layout import LinearLayout as LinearLayout
-from mindspeed_core.linear_layout import knows, layout_of, wrapped_argument
+from mindspeed_megatron.linear_layout import ANY_LAYOUT as ANY_LAYOUT
+from mindspeed_megatron.linear_layout import LinearLayout as LinearLayout
+from mindspeed_megatron.linear_layout import knows, layout_of, wrapped_argument
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
@@ -239,7 +239,7 @@ class SpecEditor:
             empty: also fill sites where nothing, or an identity, is specified.
             wrap: the new module contains the one that was there, so another feature's replacement is fine.
             layouts: names of the layouts of linears that a wrapper knows beside megatron-core's, see
-                `mindspeed_core.linear_layout`; ``ANY_LAYOUT`` where it adds nothing to input or output.
+                `mindspeed_megatron.linear_layout`; ``ANY_LAYOUT`` where it adds nothing to input or output.
 
         Returns:
             How many sites changed.
@@ -250,7 +250,7 @@ class SpecEditor:
         """
         wanted = (roles,) if isinstance(roles, str) else tuple(roles)
         count, replaced = 0, set()
-        there = {slot.site.role for slot in self._walk() if slot.site.spec is not None}
+        present = {slot.site.role for slot in self._walk() if slot.site.spec is not None}
         # Innermost first, so that a module replaced as a whole carries its already replaced submodules.
         for slot in sorted(self._slots(wanted, layers, empty), key=lambda slot: -slot.site.path.count(".")):
             site = Site(**{**vars(slot.site), "spec": _as_spec(slot.read())})
@@ -267,7 +267,7 @@ class SpecEditor:
             replaced.add(".".join((*site.within, site.role)))
         if self._session is not None:
             self._session.place(
-                self.owner, count, sought=wanted, there=there, replaced=() if wrap else replaced
+                self.owner, count, sought=wanted, present=present, replaced=() if wrap else replaced
             )
         return count
 
