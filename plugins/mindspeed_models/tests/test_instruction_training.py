@@ -255,6 +255,7 @@ def problems(*flags, world_size=2):
         ("--create-attention-mask-in-dataloader", "no dense mask is made"),
         ("--num-experts 4 --moe-expert-capacity-factor 1.0", "count for the capacity"),
         ("--num-experts 4 --mtp-num-layers 1", "--mtp-num-layers"),
+        ("--num-experts 4 --moe-model-type deepspeed_moe", "add --moe-no-drop"),
         ("--num-experts 4 --moe-router-load-balancing-type global_aux_loss", "use aux_loss or seq_aux_loss"),
         ("--mock-data", "brings the data"),
     ],

@@ -104,7 +104,8 @@ class InstructionData(Feature):
         if before is not None and before != _order(run.args):
             raise DataError(
                 f"the samples of the checkpoint came {before}, and those of this run come "
-                f"{_order(run.args)}: some would be left out and others come twice; use the former flags, or --finetune"
+                f"{_order(run.args)}: some would be left out and others come twice; use the former "
+                "flags, or --finetune"
             )
 
     @hookimpl(wrapper=True)
@@ -199,6 +200,11 @@ def _experts(args: Any) -> list[str]:
     if getattr(args, "moe_permute_fusion", False):
         found.append(
             f"--moe-permute-fusion: {why}, which go to no expert, and the kernel counts them; drop it"
+        )
+    gated = getattr(args, "moe_model_type", None) == "deepspeed_moe"
+    if gated and not getattr(args, "moe_no_drop", False):
+        found.append(
+            f"--moe-model-type deepspeed_moe: {why}, which take places of experts; add --moe-no-drop"
         )
     if "global_aux_loss" in (getattr(args, "moe_router_load_balancing_type", None) or ()):
         found.append(
