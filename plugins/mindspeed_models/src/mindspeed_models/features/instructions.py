@@ -11,12 +11,24 @@ from mindspeed_models.features.instruction_proofs import PROOFS
 
 _FLAG, _VARIABLE, _BUCKETS = "--is-instruction-dataset", "--variable-seq-lengths", "--seq-length-buckets"
 _PACK, _GROUP = "--pack-samples", "--group-by-length"
+_PREFIXES = "Prefixes of instruction data, optionally 'weight prefix' pairs"
 _FILES = tuple(
-    Flag(name, type=str, nargs="*", per_rank=True)
-    for name in ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path")
+    Flag(name, type=str, nargs="*", per_rank=True, help=f"{_PREFIXES}, for {split}.")
+    for name, split in (
+        ("--data-path", "all splits"),
+        ("--train-data-path", "training alone"),
+        ("--valid-data-path", "validation alone"),
+        ("--test-data-path", "the test alone"),
+    )
 )
-_LISTS = tuple(
-    Flag(name, type=str, per_rank=True) for name in ("--data-args-path", "--per-split-data-args-path")
+_LISTS = (
+    Flag("--data-args-path", type=str, per_rank=True, help="File that holds the values of --data-path."),
+    Flag(
+        "--per-split-data-args-path",
+        type=str,
+        per_rank=True,
+        help="JSON file with the values of the three paths under train, valid and test.",
+    ),
 )
 
 
