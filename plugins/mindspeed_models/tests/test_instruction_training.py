@@ -13,7 +13,7 @@ from corpora import instructions, question, write_lines, write_tokenizer
 from mindspeed_core import check_feature
 from mindspeed_core.activation import activate
 from mindspeed_core.discovery.feature_checks import declared_features
-from mindspeed_core.errors import DataError
+from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.registry import Registry
 from mindspeed_core.validation import check
@@ -116,7 +116,7 @@ def resumed(data, folder, *flags):
 def raised(data, *flags):
     try:
         at_once(data, *flags, count=1)
-    except DataError as error:
+    except UserError as error:
         return str(error)
     return ""
 

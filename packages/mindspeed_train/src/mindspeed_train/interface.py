@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from mindspeed_train.named_files import read_named_file
     from mindspeed_train.step import run_schedule
     from mindspeed_train.text.input import Segment, lines_of, open_parquet, segments_of
-    from mindspeed_train.text.parts import Part, file_facts, finish_parts, finished, locked, named_part
+    from mindspeed_train.text.parts import (
+        Part,
+        file_facts,
+        finish_parts,
+        finished,
+        locked,
+        named_part,
+        plan_parts,
+    )
     from mindspeed_train.text.prepare import Progress, note_source, refuse_other_dataset
     from mindspeed_train.text.tokenizer import BpeTokenizer, NullTokenizer, tokenizer_of
 
@@ -58,6 +66,7 @@ __all__ = [
     "named_part",
     "note_source",
     "open_parquet",
+    "plan_parts",
     "publish",
     "read_common",
     "read_index",
@@ -101,6 +110,7 @@ _MODULES = {
     "named_part": _HERE + "text.parts",
     "note_source": _HERE + "text.prepare",
     "open_parquet": _HERE + "text.input",
+    "plan_parts": _HERE + "text.parts",
     "publish": _HERE + "checkpoint.publish:.",
     "read_common": _HERE + "checkpoint.common_state",
     "read_index": _HERE + "checkpoint.index",

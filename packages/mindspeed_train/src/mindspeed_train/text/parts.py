@@ -62,6 +62,9 @@ class Making(Protocol):
     def folder(self) -> str:
         """Return the folder of the parts."""
 
+    def part(self, segments: Sequence[Segment]) -> Part:
+        """Return the part that is made of segments of files."""
+
     def path(self, part: Part, suffix: str) -> Path:
         """Return the path of a file of a part."""
 
@@ -130,13 +133,25 @@ def file_facts(file: str | Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def plan_parts(files: Iterable[Path], work: Work, size: int = PART_BYTES) -> list[Part]:
-    """Divide files into parts of about ``size`` bytes, in order: large files are cut, small ones gathered."""
+def plan_parts(
+    files: Iterable[Path],
+    work: Making,
+    size: int = PART_BYTES,
+    divide: Callable[[Path, int], Sequence[Segment]] = segments_of,
+) -> list[Part]:
+    """Divide files into parts of about ``size`` bytes, in order: large files are cut, small ones gathered.
+
+    Args:
+        files: what is read.
+        work: names parts.
+        size: of a part, in bytes.
+        divide: cuts a file into segments of about so many bytes.
+    """
     parts: list[Part] = []
     gathered: list[Segment] = []
     total = 0
     for file in files:
-        for segment in segments_of(file, size):
+        for segment in divide(file, size):
             gathered.append(segment)
             total += segment.size
             if total >= size:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +36,11 @@ from mindspeed_models.data.tokenizers import load_encoder
 from mindspeed_train.interface import (
     Part,
     Progress,
-    Segment,
     file_facts,
     finish_parts,
     locked,
     note_source,
+    plan_parts,
     refuse_other_dataset,
     write_index,
 )
@@ -129,7 +129,7 @@ def preprocess(
             if hub is not None:
                 parts, reused = HubSource(hub, work).make(workers)
             else:
-                parts = [work.part(gathered) for gathered in _gathered(files, part_bytes)]
+                parts = plan_parts(files, work, part_bytes, divide)
                 bar.begin("tokenizing", sum(part.size for part in parts))
                 done = 0
 
@@ -156,21 +156,6 @@ def preprocess(
     for part in found:
         counts.add(Counts(**part["counts"]))
     return Prepared(tuple(prefixes), records, refused, rejected, counts, reused, encoder.vocab_size)
-
-
-def _gathered(files: Sequence[Path], size: int) -> Iterator[list[Segment]]:
-    """Yield the segments of parts of about ``size`` bytes: large files are cut, small ones gathered."""
-    gathered: list[Segment] = []
-    total = 0
-    for file in files:
-        for segment in divide(file, size):
-            gathered.append(segment)
-            total += segment.size
-            if total >= size:
-                yield gathered
-                gathered, total = [], 0
-    if gathered:
-        yield gathered
 
 
 def _told(parts: Sequence[Part], work: Preprocessing) -> list[dict[str, Any]]:

@@ -107,8 +107,8 @@ class Preprocessing:
             places = []
             for number, records in enumerate(sources):
                 refuse = _Refused(rejected, number)
-                last = _encode(records, opened, self.settings, out, refuse)
-                places.append(last)
+                _encode(records, opened, self.settings, out, refuse)
+                places.append(refuse.last)
                 out.refused += refuse.count
             for at in range(len(self.fields)):
                 for suffix, values in ((LENGTHS, out.lengths[at]), (DOCUMENTS, out.documents[at])):
@@ -164,6 +164,7 @@ class _Refused:
     stream: IO[str]
     segment: int
     count: int = 0
+    last: int = 0
 
     def __call__(self, place: int, reason: str, record: Any) -> None:
         text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False, default=str)
@@ -172,21 +173,28 @@ class _Refused:
         self.count += 1
 
 
-def _encode(
-    records: Iterable[Record], opened: Opened, settings: Settings, out: _Writer, refuse: _Refused
-) -> int:
-    """Write what records become; return the place of the last one."""
-    if isinstance(opened.handler, TextHandler):
-        return _texts(records, opened, opened.handler, settings, out, refuse)
-    last = 0
+def _readable(records: Iterable[Record], out: _Writer, refuse: _Refused) -> Iterator[Record]:
+    """Yield the records that can be read, and remember the place of the last one."""
     for record in records:
-        last = record.place
-        if record.value is None:
-            if record.reason:
-                out.records += 1
-                refuse(record.place, record.reason, record.source)
+        refuse.last = record.place
+        if record.value is None and not record.reason:
             continue
         out.records += 1
+        if record.value is None:
+            refuse(record.place, record.reason, record.source)
+        else:
+            yield record
+
+
+def _encode(
+    records: Iterable[Record], opened: Opened, settings: Settings, out: _Writer, refuse: _Refused
+) -> None:
+    """Write what records become."""
+    if isinstance(opened.handler, TextHandler):
+        _texts(records, opened, opened.handler, settings, out, refuse)
+        return
+    for record in _readable(records, out, refuse):
+        assert record.value is not None
         try:
             # All samples of a record or none.
             encoding = replace(opened.encoding, counts=Counts())
@@ -197,7 +205,6 @@ def _encode(
         opened.encoding.counts.add(encoding.counts)
         for sample in samples:
             out.sample(sample)
-    return last
 
 
 def _samples(record: Mapping[str, Any], opened: Opened, encoding: Encoding) -> Iterator[Sample]:
@@ -219,17 +226,10 @@ def _texts(
     settings: Settings,
     out: _Writer,
     refuse: _Refused,
-) -> int:
-    last = 0
+) -> None:
     waiting: list[list[list[str]]] = []
-    for record in records:
-        last = record.place
-        if record.value is None:
-            if record.reason:
-                out.records += 1
-                refuse(record.place, record.reason, record.source)
-            continue
-        out.records += 1
+    for record in _readable(records, out, refuse):
+        assert record.value is not None
         try:
             texts = handler.texts(record.value, settings.json_keys)
         except BadRecord as error:
@@ -240,7 +240,6 @@ def _texts(
             _flush(waiting, opened, settings, out)
             waiting = []
     _flush(waiting, opened, settings, out)
-    return last
 
 
 def _flush(waiting: Sequence[list[list[str]]], opened: Opened, settings: Settings, out: _Writer) -> None:

@@ -102,6 +102,12 @@ PACKED_PROOFS = (
         (*_ROWS, *_PACK),
         ranks=2,
     ),
+    _same(
+        "packed-experts-cp2",
+        (*_ROWS, *_PACK, *_EXPERTS, "--context-parallel-size", "2", "--use-flash-attn"),
+        (*_ROWS, *_PACK, *_EXPERTS),
+        ranks=2,
+    ),
     _same("packed-dp2", (*_ROWS, *_PACK, *_SHARDED), (*_ROWS, *_PACK, "--micro-batch-size", "2"), ranks=2),
     Scenario(
         "resume",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from mindspeed_core.errors import DataError
+from mindspeed_core.errors import CheckpointError
 from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, hookimpl
 from mindspeed_models.features.instruction_proofs import PROOFS
 
@@ -110,11 +110,11 @@ class InstructionData(Feature):
         """Refuse to go on in another order, in which samples would be left out and come twice.
 
         Raises:
-            DataError: the checkpoint's samples came in another order.
+            CheckpointError: the checkpoint's samples came in another order.
         """
         before = state.get(self.name, {}).get("order")
         if before is not None and before != _order(run.args):
-            raise DataError(
+            raise CheckpointError(
                 f"the samples of the checkpoint came {before}, and those of this run come "
                 f"{_order(run.args)}: some would be left out and others come twice; use the former "
                 "flags, or --finetune"
