@@ -90,13 +90,19 @@ class Padded(Unmasked):
 
 
 def trained(*flags, probe, initial=None):
-    with training(*flags, initial=initial, probes=[probe()]) as run:
+    with training(*flags, "--log-throughput", initial=initial, probes=[probe()]) as run:
+        run.session.state(Measures).start(run)
         before = parameters(run)
         results = [step(run) for _ in range(STEPS)]
         work = run.session.state(StepLengths).work
         losses = [dict(result.losses) for result in results]
         norms = [result.grad_norm for result in results]
         told = [result.tokens for result in results], None if work is None else work.samples
+        numbers = run.session.call("log_step", run=run, result=results[-1])
+        assert numbers["tokens_per_second"] == results[-1].tokens / results[-1].seconds
+        if work is not None:
+            speed = numbers["tflops_per_device"] * results[-1].seconds * run.dist.world_size
+            assert speed == pytest.approx(work.model / 1e12)
         return before, losses, norms, parameters(run).tensors, told
 
 

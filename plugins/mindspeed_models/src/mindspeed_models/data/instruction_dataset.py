@@ -19,6 +19,9 @@ from mindspeed_models.data.settings import packed_prefixes
 
 logger = logging.getLogger("mindspeed_core")
 
+_KEPT_EPOCHS = 8
+"""Orders that are remembered: a cyclic loader draws from all epochs."""
+
 
 class InstructionFiles:
     """The pairs of files that a prefix stands for.
@@ -63,7 +66,7 @@ class InstructionDataset(MegatronDataset):
     def __init__(self, *given: Any) -> None:
         """Take megatron-core's arguments of a dataset."""
         super().__init__(*given)
-        self._epoch: tuple[int, np.ndarray] | None = None
+        self._orders: dict[int, np.ndarray] = {}
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str, config: Any) -> InstructionFiles:
@@ -131,10 +134,13 @@ class InstructionDataset(MegatronDataset):
                 )
 
     def _order(self, epoch: int) -> np.ndarray:
-        if self._epoch is None or self._epoch[0] != epoch:
+        found = self._orders.get(epoch)
+        if found is None:
             generator = np.random.RandomState((self.config.random_seed + epoch) % 2**32)
-            self._epoch = epoch, generator.permutation(len(self.indices))
-        return self._epoch[1]
+            if len(self._orders) == _KEPT_EPOCHS:
+                self._orders.pop(next(iter(self._orders)))
+            found = self._orders[epoch] = generator.permutation(len(self.indices))
+        return found
 
 
 class AlignedInstructionDataset(InstructionDataset):
