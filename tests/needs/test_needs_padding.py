@@ -12,6 +12,7 @@ from mindspeed_core.run import Batch
 from mindspeed_megatron.data_source import check_kept_apart
 from mindspeed_megatron.padding import StepLengths, padding_options
 from mindspeed_testing import run_world
+from mindspeed_train.monitoring.measures import Measures
 
 EXPERTS = (
     "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --disable-bias-linear --swiglu "
