@@ -84,12 +84,12 @@ ELSEWHERE = {
     "pip install 'mindspeed-core[train]' mindspeed-kernels": _INSTALLS,
     "python3 -m venv .venv && . .venv/bin/activate": "bootstrap.py makes such an environment",
     "pip install -c constraints.txt torch": _INSTALLS,
-    "pip install -c constraints.txt -e '.[dev]' -e plugins/mindspeed_kernels -e plugins/mindspeed_profile": (
-        _INSTALLS
-    ),
-    "pip install -c constraints.txt -e . -e plugins/mindspeed_kernels -e plugins/mindspeed_profile": (
-        _INSTALLS
-    ),
+    "pip install -c constraints.txt -e '.[dev]' -e packages/mindspeed_megatron -e packages/mindspeed_train "
+    "-e plugins/mindspeed_testing": _INSTALLS,
+    "pip install -c constraints.txt -e . -e packages/mindspeed_megatron -e packages/mindspeed_train "
+    "-e plugins/mindspeed_testing": _INSTALLS,
+    "pip install -c constraints.txt -e plugins/mindspeed_kernels -e plugins/mindspeed_profile": _INSTALLS,
+    "pytest tests/core/test_resolver.py": "a part of this suite",
     "torchrun --nproc-per-node 8 pretrain_gpt.py YOUR_FLAGS --normalization RMSNorm --use-fused-rmsnorm "
     "--use-flash-attn": "needs a checkout of Megatron-LM; tests/megatron_lm/run.sh runs its scripts",
     "mindspeed-train --nproc 8 --max-restarts 5 --save ckpt --save-interval 500 FLAGS": (
@@ -129,7 +129,6 @@ ELSEWHERE = {
     "pip install 'mindspeed-core[train]' mindspeed-kernels mindspeed-profile": _INSTALLS,
     "mindspeed-features verify fused-swiglu": "plugins/mindspeed_kernels/tests runs the same proofs",
     "mindspeed-features migrate pretrain.sh --write new.sh": "tests/cli/test_migrate.py writes such a script",
-    "pytest tests/core": "part of this suite",
     "mindspeed-features new acme-tools": _SCAFFOLD,
     "pip install -e ./acme-tools": _SCAFFOLD,
     "mindspeed-features verify acme-tools-loss-average": _SCAFFOLD,
