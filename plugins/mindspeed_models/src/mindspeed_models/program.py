@@ -10,6 +10,7 @@ import click
 import mindspeed_models
 from mindspeed_core.terminal.errors import TRACEBACK
 from mindspeed_core.terminal.program import ExplainedGroup, run_program
+from mindspeed_models.data.preprocess_command import command as preprocess_command
 from mindspeed_models.lora.command_line import export_lora_command, merge_command
 from mindspeed_models.weights.commands import convert_command, export_command, families_command
 
@@ -26,7 +27,10 @@ def program() -> None:
     """
 
 
-for _command in (convert_command, export_command, families_command, merge_command, export_lora_command):
+for _command in (
+    *(convert_command, export_command, families_command),
+    *(preprocess_command, merge_command, export_lora_command),
+):
     program.add_command(_command)
 
 

@@ -98,9 +98,14 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 "end it with --exit-interval or --exit-duration-in-mins",
                 "--phase-transition-iterations",
             ),
-            "fill-in-the-middle and chat samples are not made while training": (
+            "fill-in-the-middle samples are not made while training": (
                 "prepare them as text for `mindspeed-train prepare-text`",
-                "--fim-* --sft --sft-*",
+                "--fim-*",
+            ),
+            "conversations are prepared before training": (
+                "prepare them with `mindspeed-models preprocess --dataset-format` and train with "
+                "--is-instruction-dataset (--pack-samples packs them)",
+                "--sft --sft-*",
             ),
             "the tokenizer's file decides": (
                 "prepare one with `mindspeed-train prepare-text`",

@@ -129,6 +129,11 @@ class BpeTokenizer:
             self.unique_identifiers["eod"] = eod
 
     @property
+    def library(self) -> Any:
+        """Return the `tokenizers.Tokenizer`."""
+        return self._tokenizer
+
+    @property
     def vocab_size(self) -> int:
         """Return one more than the largest id, special tokens included."""
         return max(self.vocab.values()) + 1
