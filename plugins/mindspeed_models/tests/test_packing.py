@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mindspeed_core.run import Sampling
@@ -39,6 +39,8 @@ def sampling(dataset, rank=0, ranks=1, consumed=0, split="train", micro=2):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=60))
+@example([40, 0])
+@example([0, 0])
 def test_best_fit_puts_every_item_into_one_row_that_has_room(lengths):
     rows = best_fit(lengths, 40)
     assert sorted(item for row in rows for item in row) == list(range(len(lengths)))

@@ -43,8 +43,8 @@ def best_fit(lengths: Sequence[int] | np.ndarray, room: int) -> list[list[int]]:
         else:
             found, row = left.pop(at)
         rows[row].append(item)
-        if found > length:
-            insort(left, (found - length, row))
+        # A full row still takes samples without a token.
+        insort(left, (found - length, row))
     return rows
 
 
