@@ -155,3 +155,22 @@ def losses_of(folder: str, layouts: list[list[str]]) -> list[list[float]]:
             found.append(losses)
             teardown(session)
     return found
+
+
+def undescribed(folder: str) -> tuple[list[str], list[str]]:
+    """Return keys of a model that its family's table lacks, and keys of the table that the model lacks."""
+    from mindspeed_core.activation import prepare
+    from mindspeed_megatron.unwrap import unwrap
+    from mindspeed_models.weights.live import METADATA, _sharded, plan_of_folder
+    from mindspeed_train.loop import setup, teardown
+
+    with prepare([*BASE, "--model-config", folder], host="standalone") as session:
+        run = setup(session)
+        state = unwrap(run.model[0]).sharded_state_dict(metadata=dict(METADATA))
+        built = {shard.key for name, each in state.items() for shard in _sharded(each)}
+        teardown(session)
+    recipe, plan = plan_of_folder(folder)
+    entries = recipe.entries(plan).values()
+    known = {name for entry in entries for name in (entry.key, *entry.also)}
+    lacking = [entry.key for entry in entries if not {entry.key, *entry.also} & built]
+    return sorted(built - known), sorted(set(lacking))

@@ -1,13 +1,17 @@
 """The weight table: permutations of rows that are their own proof, and every family's names."""
 
+import json
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaded_logits import undescribed
 
 from mindspeed_models.families import families, named_model
 from mindspeed_models.recipe import ModelPlan, RecipeError
 from mindspeed_models.weights.table import QKV, Cat, Copy, Entry, WPack, clip
+from mindspeed_testing import run_world
 
 SUPPORTED = [name for name, recipe in families().items() if not recipe.refused]
 
@@ -127,3 +131,16 @@ def test_configurations_that_no_model_here_computes_are_refused(family, change, 
     with pytest.raises(RecipeError, match=r"config\.json") as error:
         recipe.make_plan({**recipe.sizes["tiny"], **change})
     assert said in str(error.value)
+
+
+@pytest.mark.thorough
+def test_modules_that_predict_further_on_are_in_the_table(tmp_path):
+    recipe = families()["deepseek-v3"]
+    config = {**recipe.sizes["tiny"], "num_nextn_predict_layers": 1, "model_type": "deepseek_v3"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run_world(undescribed, 1, str(tmp_path)) == [([], [])]
+    entries = recipe.entries(recipe.make_plan(config)).values()
+    names = {name for entry in entries for name in (*entry.sources, *entry.repeats)}
+    assert {
+        f"model.layers.2.{each}.weight" for each in ("embed_tokens", "eh_proj", "shared_head.head")
+    } <= names

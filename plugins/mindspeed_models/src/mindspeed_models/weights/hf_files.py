@@ -154,10 +154,6 @@ class HfFiles:
         found = self._stored(name).dtype
         return torch.bfloat16 if found in _FP8 else found
 
-    def is_quantized(self, name: str) -> bool:
-        """Return whether the file holds numbers in 8 bits, so that what is read is not what is stored."""
-        return self._stored(name).dtype in _FP8
-
     def read(
         self, name: str, rows: tuple[int, int] | None = None, columns: tuple[int, int] | None = None
     ) -> torch.Tensor:
@@ -227,14 +223,6 @@ class HfFiles:
         config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         block = (config.get("quantization_config") or {}).get("weight_block_size") or (_BLOCK, _BLOCK)
         return int(block[0]), int(block[1])
-
-
-def has_weights(folder: str | Path) -> bool:
-    """Return whether a folder looks like one of Hugging Face: ``config.json`` beside weights."""
-    path = Path(folder)
-    return (path / CONFIG).is_file() and any(
-        next(path.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin", "*.index.json")
-    )
 
 
 def unused(files: HfFiles, sources: Iterable[str], ignored: Iterable[str]) -> list[str]:

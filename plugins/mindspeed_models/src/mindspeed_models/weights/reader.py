@@ -102,10 +102,6 @@ class TableReader:
         chosen = entries[offset[0] : offset[0] + shape[0]]
         return torch.stack([self._block(key, entry, offset[1:], shape[1:]) for entry in chosen])
 
-    def sources(self, key: str) -> list[str]:
-        """Return the names in the files that make a tensor."""
-        return [name for entry in self._entries[key] for name in entry.sources]
-
     def check_repeats(self) -> None:
         """Compare tensors that the files hold more than once, which the model has once.
 
