@@ -37,7 +37,7 @@ OF_THE_NEWEST = (
     # The gate of shared experts is a flag since 0.16.
     "plugins/mindspeed_moe/tests/test_gated_shared_experts.py",
     # Layer specifications name the router since 0.16.
-    "tests/core/test_layer_spec.py::test_the_session_knows_the_roles_that_were_sought_and_replaced",
+    "packages/mindspeed_megatron/tests/megatron/test_layer_spec.py::test_the_session_knows_the_roles_that_were_sought_and_replaced",
     "plugins/mindspeed_moe/tests/test_routers.py",
     "plugins/mindspeed_moe/tests/test_sliced_layers.py",
     *(

@@ -2,19 +2,21 @@
 
 A small model is trained for a step on two processes with the distributed optimizer, which cuts parameters
 anywhere. For each part of a parameter the bytes of its state are counted. A formula may be missed by the
-scales of one block that is cut, in every part.
+scales of one block that is cut, in every part. Part ``state`` of `optimizers.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_iter
 
+from mindspeed_core import ParameterPart
 from mindspeed_core.activation import activate
 from mindspeed_megatron.global_state import destroy_megatron_state
+from mindspeed_megatron.parameter_parts import parts_of
 from mindspeed_testing.model_flags import training_flags
 from mindspeed_testing.worlds import run_world
 from mindspeed_train import loop
@@ -23,31 +25,54 @@ ODD = (
     *("--hidden-size", "60", "--ffn-hidden-size", "131", "--vocab-size", "127", "--num-layers", "3"),
     *("--make-vocab-size-divisible-by", "1", "--use-distributed-optimizer"),
 )
-RULES: Mapping[str, tuple[tuple[str, ...], float, int]] = {
-    "adam": ((), 8, 0),
-    "fused adam": (("--optimizer", "fused_adam"), 8, 0),
-    "averaged weights": (("--optimizer-selection", "fused_ema_adamw"), 12, 0),
-    "cadam": (("--optimizer", "cadam"), 2 + 1 / 128, 1),
-    "moments of 8 bits": (("--quant-states", "fp8"), 2 + 2 / 128, 2),
-    "moments of bfloat16": (("--quant-states", "bf16"), 4, 0),
+
+
+class Rule(NamedTuple):
+    """An update rule.
+
+    Attributes:
+        flags: that choose it.
+        formula: bytes for each number of a part of a parameter.
+        scales: bytes of the scales of a block.
+    """
+
+    flags: Sequence[str]
+    formula: Callable[[ParameterPart], float]
+    scales: int = 0
+
+
+def _of_muon(part: ParameterPart) -> float:
+    """Return one float32 moment for matrices, and Adam's two for everything else."""
+    looked_up = "embedding" in part.name or "output_layer" in part.name
+    return 4 if len(part.shape) == 2 and not looked_up else 8
+
+
+RULES: Mapping[str, Rule] = {
+    "adam": Rule((), lambda part: 8),
+    "fused adam": Rule(("--optimizer", "fused_adam"), lambda part: 8),
+    "averaged weights": Rule(("--optimizer-selection", "fused_ema_adamw"), lambda part: 12),
+    "cadam": Rule(("--optimizer", "cadam"), lambda part: 2 + 1 / 128, 1),
+    "moments of 8 bits": Rule(("--quant-states", "fp8"), lambda part: 2 + 2 / 128, 2),
+    "moments of bfloat16": Rule(("--quant-states", "bf16"), lambda part: 4),
+    "muon": Rule(("--optimizer", "muon"), _of_muon),
 }
-"""Flags, bytes a parameter, and bytes of scales for a block."""
 
 
 def counted_rules() -> dict[str, Any]:
     """Return what each rule keeps on two ranks."""
     ranks = run_world(_count_all, 2, timeout=600)
     found = {}
-    for name, (_, formula, scales) in RULES.items():
+    for name, rule in RULES.items():
         parts = [part for rank in ranks for part in rank[name]]
-        excess = [kept - formula * numbers for numbers, kept in parts]
+        excess = [kept - formula for _, formula, kept in parts]
+        numbers = sum(part[0] for part in parts)
         found[name] = {
-            "formula": formula,
-            "parameters": sum(numbers for numbers, _ in parts),
-            "bytes": sum(kept for _, kept in parts),
+            "formula": sum(formula for _, formula, _ in parts) / numbers,
+            "parameters": numbers,
+            "bytes": sum(kept for _, _, kept in parts),
             "parts": len(parts),
             "largest_excess": max(excess),
-            "within": all(0 <= bytes_more < 2 * max(scales, 1e-9) for bytes_more in excess),
+            "within": all(0 <= more < 2 * max(rule.scales, 1e-9) for more in excess),
         }
     return found
 
@@ -66,23 +91,25 @@ def missed_rules(found: Mapping[str, Any]) -> list[str]:
     return [f"{name}: not the bytes of its formula" for name, row in found.items() if not row["within"]]
 
 
-def _count_all() -> dict[str, list[tuple[int, int]]]:
-    return {name: _count(flags) for name, (flags, _, _) in RULES.items()}
+def _count_all() -> dict[str, list[tuple[int, float, int]]]:
+    return {name: _count(rule) for name, rule in RULES.items()}
 
 
-def _count(flags: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Return elements and bytes of the state of each part of a parameter that this rank updates."""
+def _count(rule: Rule) -> list[tuple[int, float, int]]:
+    """Return numbers, bytes by the formula, and bytes of the state of each part that this rank updates."""
     try:
-        with activate(training_flags((*ODD, *flags), 2), platform="cpu", host="standalone") as session:
+        with activate(training_flags((*ODD, *rule.flags), 2), platform="cpu", host="standalone") as session:
             run = loop.setup(session)
             session.call("train_step", run=run)
-            inner = [part.optimizer for part in run.optimizer.chained_optimizers]
-            return [
-                (parameter.numel(), _bytes(state))
-                for optimizer in inner
-                for parameter, state in optimizer.state.items()
-                if parameter.numel()
-            ]
+            found = []
+            for hosting in run.optimizer.chained_optimizers:
+                inner = hosting.optimizer
+                parts = parts_of(hosting, inner.param_groups, run.model, run.pg)
+                for parameter, state in inner.state.items():
+                    size = parameter.numel()
+                    if size:
+                        found.append((size, size * rule.formula(parts.of(parameter)), _bytes(state)))
+            return found
     finally:
         destroy_megatron_state()
 
@@ -91,9 +118,3 @@ def _bytes(state: Mapping[str, Any]) -> int:
     """Return the bytes of a state's tensors, without counts of steps."""
     tensors = [entry for entry in tree_iter(dict(state)) if isinstance(entry, torch.Tensor) and entry.dim()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-if __name__ == "__main__":
-    results = counted_rules()
-    show_rules(results)
-    raise SystemExit(1 if missed_rules(results) else 0)

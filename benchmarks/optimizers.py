@@ -1,19 +1,21 @@
 """Measure the update rules of mindspeed-optim: launches, bytes of state, and what Muon sends.
 
-``python benchmarks/optimizers.py [launches] [state] [moved]`` runs the parts named, or all of them. Launches
-and bytes are counted and hold on every machine; the time of an update is this machine's, both sides of it
-measured in one run.
+``python benchmarks/optimizers.py [launches] [state] [moved]`` runs the parts named, or all of them; with
+``--write`` they are kept in ``results/optimizers.json``. Launches and bytes are counted and hold on every
+machine; the time of an update is this machine's, both sides of it measured in one run.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from machine import update
+from optimizer_states import counted_rules, missed_rules, show_rules
 from torch.optim.adamw import adamw
 
 from mindspeed_core.feature import hookimpl
@@ -26,15 +28,8 @@ AT_MOST = 0.35
 """Allowed ratio of one launch to torch's loop."""
 FLOAT32 = 4
 PLAIN = ("--disable-bias-linear", "--normalization", "RMSNorm", "--position-embedding-type", "rope")
-ODD = ("--hidden-size", "56", "--ffn-hidden-size", "173", "--num-attention-heads", "4")
-"""Sizes that neither blocks nor ranks divide."""
 SHARDED = ("--use-distributed-optimizer",)
 MUON = ("--optimizer", "muon", "--muon-fp32-matmul-prec", "high")
-RULES: Mapping[str, tuple[Sequence[str], float]] = {
-    "adam": ((), 8.0),
-    "fused_adam": (("--optimizer", "fused_adam"), 8.0),
-}
-"""Flags of a rule, and the bytes of state that a parameter takes."""
 
 
 def launches() -> dict[str, Any]:
@@ -101,31 +96,10 @@ def least(function: Callable[[], Any], times: int = 20) -> float:
     return min(seconds)
 
 
-class Kept:
-    """Records the bytes of state beside the elements of parameters that a rank updates."""
-
-    @hookimpl(wrapper=True)
-    def optimizer_step(self, run: Any) -> Any:
-        """Count after the update."""
-        result = yield
-        state = elements = 0
-        for part in run.optimizer.chained_optimizers:
-            for group in part.optimizer.param_groups:
-                for parameter in group["params"]:
-                    elements += parameter.numel()
-                    kept = part.optimizer.state[parameter].values()
-                    state += sum(t.nbytes for t in kept if isinstance(t, torch.Tensor) and t.dim())
-        run.metrics.add("bytes for each parameter", state / elements)
-        return result
-
-
 def state() -> dict[str, Any]:
     """Count bytes of state for each parameter, at sizes that nothing divides, on two ranks."""
-    found = {}
-    for name, (flags, formula) in RULES.items():
-        side = measured((*PLAIN, *ODD, *SHARDED, *flags), 2, "Kept")
-        found[name] = side.metrics["bytes for each parameter"]
-        print(f"{name:<12} {found[name]:.4f} bytes for each parameter, formula {formula}")
+    found = counted_rules()
+    show_rules(found)
     return found
 
 
@@ -176,16 +150,39 @@ def measured(flags: Sequence[str], ranks: int, probe: str) -> Any:
 PARTS = {"launches": launches, "state": state, "moved": moved}
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the parts named, and print what they found as JSON at last."""
-    names = argv or list(PARTS)
-    unknown = [name for name in names if name not in PARTS]
+def missed(results: dict[str, Any]) -> list[str]:
+    """Return the goals that these results miss, one line each."""
+    found = missed_rules(results.get("state", {}))
+    timed = results.get("launches")
+    if timed is not None and timed["launches"] != 1:
+        found.append(f"{timed['launches']} launches for a group")
+    if timed is not None and timed["ratio"] > AT_MOST:
+        found.append(f"one launch takes {timed['ratio']:.2f} of torch's loop, {AT_MOST} allowed")
+    for ranks, row in results.get("moved", {}).items():
+        if row["sent"] != row["planned"]:
+            found.append(f"{ranks} ranks: {row['sent']} bytes sent, {row['planned']} planned")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the parts named, and say which goals they miss."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--write", action="store_true", help="keep the results")
+    options = parser.parse_args(argv)
+    unknown = [name for name in options.parts if name not in PARTS]
     if unknown:
-        print(f"no such part: {', '.join(unknown)}; choose of {', '.join(PARTS)}", file=sys.stderr)
-        return 2
-    print(json.dumps({name: PARTS[name]() for name in names}, indent=1))
-    return 0
+        parser.error(f"no such part: {', '.join(unknown)}; choose of {', '.join(PARTS)}")
+    results = {name: PARTS[name]() for name in options.parts or PARTS}
+    lines = missed(results)
+    for line in lines:
+        print(f"MISSED: {line}")
+    if options.write:
+        print(f"written to {update('optimizers', results).name}")
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

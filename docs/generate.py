@@ -325,8 +325,15 @@ def megatron_lm_page(registry: Registry) -> str:
     by_option = {o: e for e in flag_set(registry, HOST).entries for o in e.flag.options}
     owners = {option: entry.owner for option, entry in by_option.items()}
     packages = {o: registry.features[name].dist for o, name in owners.items() if name in registry.features}
+    adopters = {
+        option: registry.features[adoption.owner].dist
+        for entry in by_option.values()
+        for adoption in entry.adoptions
+        for option in adoption.flag.options
+        if adoption.owner in registry.features
+    }
     flags = {option: entry.flag for option, entry in by_option.items()}
-    found = list(megatron_lm_answers.answers(flags, packages))
+    found = list(megatron_lm_answers.answers(flags, packages, adopters))
     counts = {status: sum(answer.status == status for answer in found) for status in STATUSES}
     lines = [
         "# Megatron-LM's flags",

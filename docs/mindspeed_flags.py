@@ -17,6 +17,7 @@ from tables import code, table
 
 from mindspeed_core.flags.announced import flag_owners
 from mindspeed_core.flags.core import CORE_OWNER
+from mindspeed_core.flags.entries import FlagEntry
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
 from mindspeed_megatron.upstream.verdicts import NOTED, REFUSED, TRANSLATED, USED
@@ -56,8 +57,9 @@ def answers(registry: Registry) -> Iterator[Answer]:
         for answer in megatron_lm_answers.answers({option: entry.flag for option, entry in flags.items()})
     }
     for option, branches in facts["flags"].items():
-        if option in flags and flags[option].owner in registry.features:
-            record = registry.features[flags[option].owner]
+        feature = _feature(flags.get(option), option, upstream.get(option), registry)
+        if feature:
+            record = registry.features[feature]
             status, text = USED, f"{manual_link(record.cls)} of {code(record.dist)}"
         elif option in upstream and upstream[option].status != USED:
             status, text = upstream[option].status, upstream[option].reason
@@ -68,6 +70,19 @@ def answers(registry: Registry) -> Iterator[Answer]:
         else:
             status, text = _elsewhere(option)
         yield Answer(option, tuple(branches), status, text)
+
+
+def _feature(
+    entry: FlagEntry | None, option: str, answer: megatron_lm_answers.Answer | None, registry: Registry
+) -> str:
+    """Name the feature whose flag it is, or without which the host refuses it; empty for none."""
+    if entry is None:
+        return ""
+    owners = [entry.owner]
+    refused = answer is not None and answer.status == REFUSED
+    if refused or option != entry.flag.name:
+        owners += (adoption.owner for adoption in entry.adoptions if option in adoption.flag.options)
+    return next((owner for owner in owners if owner in registry.features), "")
 
 
 def _elsewhere(option: str) -> tuple[str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -41,7 +40,7 @@ class AppliedPatch:
     Attributes:
         target: ``package.module:Qual.name``, or the name of a setting.
         owner: the feature, host or platform that asked for it.
-        kind: ``replace``, ``wrap``, ``add``, ``set`` (an attribute) or ``setting`` (a call that has an undo).
+        kind: ``replace``, ``wrap``, ``add``, or ``setting`` (a call that has an undo).
         reason: why.
         holders: every place that was changed.
     """
@@ -144,26 +143,6 @@ class PatchLedger:
                 self._install(record, change.raw)
                 record.applied += [AppliedPatch(p.target, p.owner, p.kind, p.reason) for p in change.patches]
 
-    def set_attribute(self, holder: Any, name: str, value: Any, *, owner: str, reason: str) -> None:
-        """Set one attribute of a module, class or object; other holders of the old value are left alone.
-
-        Raises:
-            PatchError: the attribute does not exist, cannot be changed, or was changed by somebody else.
-        """
-        kind = holder if isinstance(holder, type) else type(holder)
-        label = f"{holder.__name__ if isinstance(holder, ModuleType) else kind.__qualname__}:{name}"
-        place = Holder(holder, name, label)
-        with _process_lock:
-            record = self._by_place.get(place.key)
-            if record is None:
-                check_patchable(place, owner)
-                record = _Record(place.raw(), [(place, place.own())], shared=False, scanned=True)
-            elif any(applied.owner != owner or applied.kind != "set" for applied in record.applied):
-                raise PatchError(f"{owner}: {label} was already changed by {record.owners}")
-            self._install(record, like(record.original, value, holder, name))
-            if not record.applied:
-                record.applied.append(AppliedPatch(label, owner, "set", reason))
-
     def setting(
         self, name: str, change: Callable[[], object], undo: Callable[[], object], *, owner: str, reason: str
     ) -> None:
@@ -250,8 +229,6 @@ class PatchLedger:
                 return
             places.append(place)
         change = self._change_of(places[0], pending)
-        if any(applied.kind == "set" for applied in change.record.applied):
-            raise PatchError(f"{patch.owner}: {patch.target} was already set by {change.record.owners}")
         taken = {place.key for place, _ in (*change.record.places, *change.places)}
         change.places += [(place, place.own()) for place in places if place.key not in taken]
         change.patches.append(patch)

@@ -380,28 +380,6 @@ def test_somebody_elses_later_change_is_reported_and_the_rest_restored(library, 
     assert importer.twice is mine
 
 
-def test_set_attribute_of_an_instance_is_removed_again(library, ledger):
-    ledger.set_attribute(library.layer, "scale", 5, owner="a", reason="test")
-    assert library.layer.scale == 5
-    ledger.revert()
-    assert "scale" not in vars(library.layer)
-    assert library.layer.scale == 3
-
-
-def test_set_attribute_again_by_its_owner_keeps_the_first_original(library, ledger):
-    ledger.set_attribute(library, "LIMIT", 8, owner="a", reason="test")
-    ledger.set_attribute(library, "LIMIT", 9, owner="a", reason="test")
-    assert library.LIMIT == 9
-    ledger.revert()
-    assert library.LIMIT == 7
-
-
-def test_set_attribute_of_another_owners_attribute_is_refused(library, ledger):
-    ledger.set_attribute(library, "LIMIT", 8, owner="a", reason="test")
-    with pytest.raises(PatchError, match="b: patched_library:LIMIT was already changed by a"):
-        ledger.set_attribute(library, "LIMIT", 9, owner="b", reason="test")
-
-
 def test_settings_are_undone_in_reverse_order(ledger):
     done = []
     for name in ("first", "second"):

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import click
 import pytest
 from markdown_files import ROOT, blocks, files, headings, links, read
+from mindspeed_flags import answers
 from mindspeed_imports import ENTRANCES
 
 from mindspeed_core.cli.features import program
@@ -21,6 +22,7 @@ from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
 from mindspeed_megatron.doctor.supported_versions import NPU_CANN
 from mindspeed_megatron.upstream.table import is_judged
+from mindspeed_megatron.upstream.verdicts import USED
 
 OF_OTHER_PROGRAMS = {
     "--standalone",
@@ -231,3 +233,11 @@ def test_the_pages_of_classes_give_every_attribute_its_type():
     assert "## Loss" in read("docs/reference/records.md")
     assert "### Metrics.add" in read("docs/reference/records.md")
     assert "| `--num-layers` | `4` | Transformer layers. |" in read("docs/reference/scenarios.md")
+
+
+@pytest.mark.parametrize("option", ["--muon-momentum", "--muon-nesterov", "--muon-no-split-qkv"])
+def test_a_flag_that_a_feature_takes_care_of_is_not_called_refused(option):
+    found = {answer.option: answer for answer in answers(Registry.discover())}
+
+    assert found[option].status == USED
+    assert "opt-muon" in found[option].text

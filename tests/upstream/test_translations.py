@@ -1,5 +1,6 @@
 """Other spellings: what each is read as, and where its meaning would change, a refusal."""
 
+import pickle
 import shlex
 from functools import lru_cache
 
@@ -249,6 +250,16 @@ def test_what_a_file_of_fsdp2_would_change_is_refused(tmp_path, text, says):
     (problem,) = parse(f"{FSDP2} {options_file(tmp_path, text)}").problems
     assert problem.flag == "--fsdp2-config-path"
     assert says in problem.reason
+    assert problem.remedy
+
+
+@pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL])
+def test_a_pickle_is_no_file_of_fsdp2(tmp_path, protocol):
+    path = tmp_path / "fsdp2.yaml"
+    path.write_bytes(pickle.dumps({"reshard_after_forward": False}, protocol))
+    (problem,) = parse(f"{FSDP2} {path}").problems
+    assert problem.flag == "--fsdp2-config-path"
+    assert "fsdp2.yaml" in problem.reason
     assert problem.remedy
 
 

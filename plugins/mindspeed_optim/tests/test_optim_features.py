@@ -10,6 +10,7 @@ from mindspeed_core import check_feature
 from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.validation import check
 from mindspeed_optim.features import DECLARATIONS
 from mindspeed_testing.model_flags import training_flags
@@ -22,6 +23,11 @@ MUON = ("--optimizer", "muon")
 SHARDED = ("--use-distributed-optimizer",)
 TP2 = ("--tensor-model-parallel-size", "2")
 PP2 = ("--pipeline-model-parallel-size", "2")
+AWARE = ("--use-precision-aware-optimizer", "--exp-avg-dtype", "bf16", "--bf16")
+PLACED = (
+    *("--num-experts", "4", "--moe-ffn-hidden-size", "32", "--moe-token-dispatcher-type", "alltoall"),
+    *("--enable-expert-placement", "--expert-model-parallel-size", "2"),
+)
 ALWAYS = ("opt-muon-tp2-dp2", "opt-muon-resume-tp2")
 
 
@@ -74,6 +80,15 @@ def problems(*flags, world_size=2):
         ((*MUON, "--muon-extra-scale-factor", "0"), ["--muon-extra-scale-factor 0.0", "above 0"]),
         ((*MUON, "--lion-beta2", "-1"), ["--lion-beta2 -1.0"]),
         ((*MUON, "--unaligned-linear"), ["unaligned-linear", "equal parts"]),
+        ((*MUON, *TP2, "--tp-2d", "--tp-x", "2", "--tp-y", "1"), ["tp-2d", "opt-muon", "both dimensions"]),
+        ((*MUON, *PP2, "--pipeline-schedule", "chimera"), ["pp-chimera", "opt-muon", "copies of a pipeline"]),
+        ((*MUON, *PLACED), ["moe-expert-placement", "--optimizer"]),
+        ((*MUON, "--optimizer-cpu-offload"), ["--optimizer-cpu-offload", "opt-muon", "on the host"]),
+        ((*MUON, *SHARDED, *AWARE), ["--use-precision-aware-optimizer", "opt-muon"]),
+        (
+            (*MUON, *SHARDED, "--num-distributed-optimizer-instances", "2"),
+            ["--optimizer muon", "--num-distributed-optimizer-instances 2", "leave it at 1"],
+        ),
         ((*MUON, "--reuse-fp32-param", "--bf16"), ["block-optimizer", "--optimizer"]),
         (
             (*MUON, "--optimizer-selection", "fused_adamw"),
@@ -85,6 +100,7 @@ def problems(*flags, world_size=2):
         ),
         (("--optimizer", "fused_adam", "--use-fused-adam"), ["optimizer", "fused-adam"]),
         (("--zero-stage", "3", *PP2), ["--zero-stage 3", "--pipeline-model-parallel-size 2", "stage 1"]),
+        (("--zero-stage", "2", *PP2), ["--zero-stage 2", "--pipeline-model-parallel-size 2", "stage 1"]),
         (("--zero-stage", "0", *SHARDED), ["--zero-stage 0", "--use-distributed-optimizer"]),
         (
             ("--zero-stage", "3", "--data-parallel-sharding-strategy", "optim"),
@@ -92,6 +108,14 @@ def problems(*flags, world_size=2):
         ),
         (("--quant-grads", *SHARDED), ["--quant-grads", "--bf16"]),
         (("--quant-grads", "--bf16"), ["--quant-grads", "--use-distributed-optimizer"]),
+        (
+            ("--quant-grads", "--bf16", *SHARDED, "--accumulate-allreduce-grads-in-fp32"),
+            ["--accumulate-allreduce-grads-in-fp32", "opt-quant-grads"],
+        ),
+        (
+            ("--optimizer", "fused_adam", "--optimizer-cpu-offload"),
+            ["--optimizer-cpu-offload", "opt-fused-adamw"],
+        ),
         (("--layerzero",), ["--layerzero", "--use-torch-fsdp2"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -100,6 +124,16 @@ def test_what_does_not_go_is_refused_with_the_way_out(flags, named):
     said = problems(*flags)
     for text in named:
         assert text in said
+
+
+def test_an_update_by_chunks_is_refused_in_the_host_that_makes_one():
+    flags = [*MUON, *SHARDED, "--overlap-param-gather-with-optimizer-step", "--transformer-impl", "local"]
+    with pytest.raises(PlanError) as caught:
+        plan_for(flags, platform="cpu", host="megatron-lm", registry=INSTALLED)
+    assert "--overlap-param-gather-with-optimizer-step" in str(caught.value)
+    assert "matrices meet in one step" in str(caught.value)
+    # The other one updates all chunks together, whatever the flag says.
+    assert problems(*MUON, *SHARDED, "--overlap-param-gather-with-optimizer-step") == ""
 
 
 def test_fewer_groups_of_heads_than_ranks_need_the_whole_matrix():
@@ -134,6 +168,15 @@ def test_one_rule_serves_both_names_of_the_kernel():
 def test_the_block_wise_optimizer_is_told_the_kernel():
     names = plan("--optimizer", "fused_adam", "--bf16", "--reuse-fp32-param").names
     assert {"opt-fused-adamw", "block-optimizer"} <= set(names)
+
+
+def test_a_session_without_the_flags_registers_nothing():
+    session = prepare(training_flags((), 1, INSTALLED), platform="cpu", registry=INSTALLED, host="standalone")
+    names = {feature.name for feature in FEATURES}
+    assert not names & set(session.plan.names)
+    with session:
+        for stage in ("build_optimizer_config", "build_optimizer", "optimizer_step", "train_step"):
+            assert not names & set(session.implementations(stage))
 
 
 @pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS, always=ALWAYS))

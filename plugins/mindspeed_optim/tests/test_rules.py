@@ -5,6 +5,7 @@ import torch
 
 from mindspeed_optim.muon.matrices import Matrices
 from mindspeed_optim.muon.options import LION, MuonOptions, coefficients
+from mindspeed_optim.rules.cadam import CAdam
 from mindspeed_optim.rules.fused_adamw import FusedAdamW
 from mindspeed_optim.rules.muon import Muon
 
@@ -123,3 +124,13 @@ def test_adam_goes_on_from_the_fused_rule_and_back():
     swapped_fused.load_state_dict(adam.state_dict())
     for one, other in zip(train(swapped_adam, ours), train(swapped_fused, torchs)):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+
+
+def test_what_a_save_makes_of_a_state_leaves_the_device(monkeypatch):
+    moved, to_host = [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: moved.append(self.numel()) or to_host(self))
+    FusedAdamW(groups([torch.zeros(300)])).state_dict()
+    assert moved == []
+    # The moment, and the second one that is saved as zeros.
+    CAdam(groups([torch.zeros(300)])).state_dict()
+    assert moved == [300, 300]

@@ -15,6 +15,10 @@ BF16, SHARDED = ("--bf16",), ("--use-distributed-optimizer",)
 REUSE, SWAP = ("--reuse-fp32-param",), ("--swap-optimizer",)
 VIRTUAL, COMPRESS = ("--virtual-optimizer", "all"), ("--compress-optimizer",)
 RELEASE = ("--bf16", "--grad-reduce-in-bf16", "--release-fp32-grad")
+PLACED = (
+    *("--num-experts", "4", "--moe-ffn-hidden-size", "32", "--moe-token-dispatcher-type", "alltoall"),
+    *("--enable-expert-placement", "--expert-model-parallel-size", "2"),
+)
 AWARE = ("--use-precision-aware-optimizer", "--exp-avg-dtype", "bf16", *SHARDED, *BF16)
 
 
@@ -41,6 +45,12 @@ def plan(*flags):
         ((*EMA, *BF16, *REUSE), ("--optimizer-selection", "--reuse-fp32-param", "as megatron-core keeps")),
         ((*EMA, *RELEASE), ("--optimizer-selection", "--release-fp32-grad", "as megatron-core keeps")),
         ((*EMA, *AWARE), ("opt-ema", "--use-precision-aware-optimizer")),
+        ((*EMA, "--optimizer-cpu-offload"), ("opt-ema", "--optimizer-cpu-offload")),
+        ((*EMA, *PLACED), ("opt-ema", "moe-expert-placement", "not their average")),
+        ((*CADAM, *PLACED), ("--optimizer", "cadam", "does not move with it")),
+        ((*FP8, *PLACED), ("moe-expert-placement", "experts that move")),
+        ((*CADAM, "--optimizer-cpu-offload"), ("opt-cadam", "--optimizer-cpu-offload")),
+        ((*FP8, *BF16, *SHARDED, "--use-megatron-fsdp"), ("--use-megatron-fsdp", "buffers of its own")),
         ((*FP8, *SWAP), ("--quant-states", "--swap-optimizer")),
         ((*FP8, *VIRTUAL), ("--quant-states", "--virtual-optimizer")),
         ((*FP8, *COMPRESS), ("--quant-states", "--compress-optimizer")),

@@ -7,16 +7,19 @@ import sys
 from importlib.resources import files
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from mindspeed_core import check_feature
 from mindspeed_core.activation import prepare
 from mindspeed_core.discovery.feature_checks import declared_features
+from mindspeed_core.errors import UserError
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_megatron.instruments.communication_events import CommunicationEvents
 from mindspeed_profile.features import DECLARATIONS, Profile
 from mindspeed_profile.features.throughput import CountedThroughput
+from mindspeed_profile.flop_meter import FlopMeter
 from mindspeed_profile.recorder import StepRecorder
 from mindspeed_testing.model_flags import training_flags
 from mindspeed_testing.scenarios import scenario_parameters
@@ -83,6 +86,12 @@ def test_operators_of_captured_graphs_are_not_counted():
     args = Bare(flops_mode="both", cuda_graph_impl="local", peak_tflops=None)
     assert "captured graphs (--cuda-graph-impl local)" in CountedThroughput.validate(args)[0]
     assert CountedThroughput.validate(Bare(**{**vars(args), "flops_mode": "model"})) == ()
+
+
+def test_operators_of_compiled_regions_are_not_counted():
+    model = torch.nn.Sequential(torch.nn.ReLU(), torch.compile(torch.nn.ReLU()))
+    with pytest.raises(UserError, match=r"1 is compiled.*add --flops-mode model"):
+        FlopMeter(Bare(model=[model]), by_formula=True, counted=True)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_iter
 
 from mindspeed_megatron.parameter_parts import Holding, ParameterPart, ParameterParts
 
@@ -270,11 +271,17 @@ class DescribedOptimizer(torch.optim.Optimizer, ABC):
             # megatron-core asks for `step` alone, also on a rank whose part of the parameters is empty.
             return {**saved, "state": {0: {"step": steps[0]}}}
         state = {
-            index: {**self.described(parameter), "step": step.clone()}
+            index: {**self._described_for_a_save(parameter), "step": step.clone()}
             for group, packed, step in zip(self.param_groups, saved["param_groups"], steps)
             for index, parameter in zip(packed["params"], group["params"])
         }
         return {**saved, "state": state}
+
+    def _described_for_a_save(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = self.described(parameter)
+        if isinstance(parameter, DTensor):
+            return found
+        return {name: for_a_save(one, parameter, self.state[parameter]) for name, one in found.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over groups and described state, of this optimizer or of torch's Adam."""
@@ -292,6 +299,22 @@ class DescribedOptimizer(torch.optim.Optimizer, ABC):
 
 _UNFINISHED = "loaded in part"
 _PART = "_parameter_part"
+
+
+def for_a_save(described: torch.Tensor, parameter: torch.Tensor, state: Mapping[str, Any]) -> torch.Tensor:
+    """Return a described tensor where it may wait for a save: where it lies, or on the host.
+
+    A state of another form is made float32 for the save. On the device the copies of all parameters would
+    take the memory that the form saves, so that each leaves it before the next one is made.
+
+    Args:
+        described: a tensor of `DescribedOptimizer.described`, or a main parameter.
+        parameter: what is updated.
+        state: its state.
+    """
+    kept = (tensor for tensor in (parameter, *tree_iter(dict(state))) if isinstance(tensor, torch.Tensor))
+    storage = described.untyped_storage()._cdata
+    return described if any(one.untyped_storage()._cdata == storage for one in kept) else described.cpu()
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

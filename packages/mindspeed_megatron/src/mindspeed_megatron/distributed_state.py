@@ -20,6 +20,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_megatron.described_optimizer import for_a_save
 
 FORMAT = "fully_reshardable"
 
@@ -130,10 +131,13 @@ def _pieces(
 ) -> dict[str, list[ShardedTensor]]:
     """Return what this rank has of a parameter and its moments, by the name of each."""
     pieces: dict[str, list[ShardedTensor]] = {}
+    group, order = inner.model_param_group_index_map[parameter]
+    shard = inner.optimizer.param_groups[group]["params"][order]
     for name, tensor in inner._get_main_param_and_optimizer_states(parameter).items():
         if name == "step":
             continue
-        flat = tensor.detach().float().reshape(-1)
+        # What is made for the save leaves the device, where all of it would be as large as Adam's state.
+        flat = for_a_save(tensor.detach().float().reshape(-1), shard, inner.optimizer.state[shard])
         if flat.numel() != held[1] - held[0]:
             raise CheckpointError(
                 f"the optimizer keeps {name} of {flat.numel()} elements for a part of {held[1] - held[0]}: "

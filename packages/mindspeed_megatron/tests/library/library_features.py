@@ -65,7 +65,7 @@ def build(session: Any, config: TransformerConfig, position: str = "rope", seed:
 
 @torch.no_grad()
 def logits(model: torch.nn.Module) -> torch.Tensor:
-    """What a model says about a fixed batch ``[2, 16]``."""
+    """Logits of a model for a fixed batch ``[2, 16]``."""
     tokens = torch.arange(32).reshape(2, 16)
     result: torch.Tensor = model(tokens, torch.arange(16).expand(2, 16), None)
     return result

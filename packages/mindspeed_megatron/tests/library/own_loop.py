@@ -32,7 +32,7 @@ STEPS = 3
 
 @dataclass
 class Recorded:
-    """What the standalone host trained, for a loop that does the same.
+    """Record of a training of the standalone host, for a loop that does the same.
 
     Attributes:
         batches: the micro-batches of each chunk in order.

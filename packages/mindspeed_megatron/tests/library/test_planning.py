@@ -1,4 +1,4 @@
-"""What a library session is planned from: flags in any form, and the configurations at hand."""
+"""Sources of a library session's plan: flags in any form, and the configurations at hand."""
 
 import json
 import subprocess

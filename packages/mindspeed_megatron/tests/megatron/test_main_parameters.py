@@ -51,7 +51,7 @@ def test_norms_are_those_of_float32_copies(size):
 
 
 def bf16_part():
-    """What megatron-core keeps of two parameters of 16 bits and one of 32."""
+    """State that megatron-core keeps of two parameters of 16 bits and one of 32."""
     small, large, plain = torch.zeros(2).bfloat16(), torch.zeros(3).bfloat16(), torch.zeros(4)
     copies = [small.float(), large.float()]
     small.main_param, large.main_param = copies

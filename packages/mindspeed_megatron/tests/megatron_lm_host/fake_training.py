@@ -60,7 +60,7 @@ def changed_script(path, changes):
 
 
 def forget_run():
-    """What Megatron-LM itself does before it trains again in the same process; ranks stay connected."""
+    """Reset as Megatron-LM does before it trains again in the same process; ranks stay connected."""
     importlib.import_module("megatron.training.training").destroy_global_state()
 
 

@@ -1,4 +1,4 @@
-"""What the host knows without a checkout: flags, interceptions, and what is missing."""
+"""The host without a checkout: flags, interceptions, and the message about what is missing."""
 
 import argparse
 import importlib.util

@@ -121,7 +121,7 @@ SPECS = {
 
 
 def problems(manifest: dict[str, Any]) -> list[str]:
-    """What an API server would refuse or drop, one line each."""
+    """Problems that an API server would refuse or drop, one line each."""
     kind = (manifest.get("apiVersion"), manifest.get("kind"))
     if kind not in SPECS:
         return [f"{kind}: no known kind"]

@@ -1,4 +1,4 @@
-"""What a run writes for people fails: it trains on, saves, and its record has whole lines."""
+"""A run whose output for people fails trains on, saves, and has whole lines in its record."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_a_weight_that_one_tensor_parallel_rank_has_spoilt_ends_the_run_on_all(p
 
 
 def resumed(folder):
-    """What a run, its resumption and a new run from its weights say about a loss of three times the usual."""
+    """Messages of a run, its resumption and a new run from its weights on a loss of three times the usual."""
     from mindspeed_core.activation import activate
     from mindspeed_core.errors import UserError
     from mindspeed_train import loop

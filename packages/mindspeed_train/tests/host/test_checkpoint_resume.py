@@ -84,7 +84,7 @@ def save(run, reason="interval"):
 
 
 class Messages(logging.Handler):
-    """What the project said, as text."""
+    """Messages of the project's logger, as text."""
 
     def __init__(self):
         super().__init__()
@@ -304,7 +304,7 @@ def weights_only_ways(root):
 
 
 def names(directory):
-    """What is in a folder of checkpoints, without the file of the run that saves into it."""
+    """Names in a folder of checkpoints, without the file of the run that saves into it."""
     return sorted(path.name for path in directory.iterdir() if path.name != ".owner.json")
 
 

@@ -1,4 +1,4 @@
-"""Which samples each data-parallel rank reads."""
+"""Samples that each data-parallel rank reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files a run reads: one list for all splits, one per split, or a file with the list."""
+"""Files that a run reads: one list for all splits, one per split, or a file with the list."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-from mindspeed_megatron.distributed_state import _ranges_of, boxes, every_rank_holds_parameters
+from mindspeed_megatron.distributed_state import _pieces, _ranges_of, boxes, every_rank_holds_parameters
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 4), (4, 1), (1, 5), (2, 3, 4), (3, 1, 2, 2)])
@@ -65,3 +65,20 @@ def test_ranks_without_parameters_are_known_without_asking(parameters, everyone)
     group = SimpleNamespace(size=lambda: 4)
     inner = SimpleNamespace(buffers=[buffer], data_parallel_group=group)
     assert every_rank_holds_parameters(inner) == everyone
+
+
+def test_what_is_made_for_a_save_leaves_the_device_and_what_is_kept_stays(monkeypatch):
+    parameter, main, first, made = torch.zeros(2, 3), torch.zeros(6), torch.zeros(6), torch.zeros(6)
+    described = {"param": main, "exp_avg": first.view(2, 3), "exp_avg_sq": made}
+    inner = SimpleNamespace(
+        model_param_group_index_map={parameter: (0, 0)},
+        optimizer=SimpleNamespace(param_groups=[{"params": [main]}], state={main: {"kept": first}}),
+        _get_main_param_and_optimizer_states=lambda parameter: described,
+        distributed_optimizer_instance_id=0,
+    )
+    moved, to_host = [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: moved.append(self.data_ptr()) or to_host(self))
+    whole = ShardedTensor.from_rank_offsets("weight", parameter, replica_id=(0, 0, 0))
+    found = _pieces(inner, parameter, [(0, whole)], (0, 6))
+    assert found.keys() == described.keys()
+    assert moved == [made.data_ptr()]

@@ -40,7 +40,7 @@ FURTHER = [case for case in all_cases() if case not in DEFAULT]
 
 
 def trained(cases):
-    """What cases learn, each beside its definition; few processes train all of them."""
+    """Trained cases, each beside its definition; few processes train all of them."""
     first = [Case(losses, "micro-batches of 1", "whole", False) for losses in {case.losses for case in cases}]
     initial = {
         case.losses: record[2] for case, record in zip(first, run_world(train, 1, first, {})[0], strict=True)

@@ -166,7 +166,7 @@ def numbers(steps):
 
 
 def one_rank(folder):
-    """What a rank holds, a save in the background, validation, and a gradient that went bad."""
+    """State of a rank, a save in the background, validation, and a gradient that went bad."""
     from mindspeed_core.errors import UserError
     from mindspeed_train.checkpoint.save import Saver
     from mindspeed_train.fault_tolerance import bad_steps

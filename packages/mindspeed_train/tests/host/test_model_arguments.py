@@ -1,4 +1,4 @@
-"""What a model or a layout cannot do is refused before training, with flag, reason and way out."""
+"""Refusals of impossible models and layouts before training, with flag, reason and way out."""
 
 import pytest
 

@@ -113,7 +113,7 @@ SCENARIOS = {
 
 
 def operations_of(folder, scenario):
-    """How many operations a save takes that nothing disturbs."""
+    """Number of operations of a save that nothing disturbs."""
     before, step, keep = SCENARIOS[scenario]
     driver.make_folder(folder / "undisturbed")
     if before:

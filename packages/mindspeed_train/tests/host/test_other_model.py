@@ -114,7 +114,7 @@ def record(flags):
 
 
 def comparisons(model, changes):
-    """What is refused of each change of a model."""
+    """Refusals of each change of a model."""
     from mindspeed_megatron.model_comparison import check_model
     from mindspeed_megatron.model_record import read_record
 

@@ -146,7 +146,7 @@ def test_what_differs_is_refused_in_our_own_words(plain, case, words):
 
 
 class Scheduler:
-    """What `settle_groups` asks of megatron-core's."""
+    """The part of megatron-core's scheduler that `settle_groups` uses."""
 
     use_checkpoint_opt_param_scheduler = False
     steps = 0

@@ -1,4 +1,4 @@
-"""How long a run is: in steps or in samples, with a batch that may grow."""
+"""Length of a run: in steps or in samples, with a batch that may grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run shows and records."""
+"""Output and records of a run."""
 
 import errno
 import io

@@ -1,4 +1,4 @@
-"""When a run saves and why, and what a save that failed does to it."""
+"""Times and reasons of saves, and the effect of a save that failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves in its process, for the runs that follow in it."""
+"""Traces of a run in its process, for the runs that follow in it."""
 
 import gc
 import multiprocessing

@@ -38,12 +38,17 @@ class Answer:
     reason: str
 
 
-def answers(present: Mapping[str, Flag], packages: Mapping[str, str] | None = None) -> Iterator[Answer]:
+def answers(
+    present: Mapping[str, Flag],
+    packages: Mapping[str, str] | None = None,
+    adopters: Mapping[str, str] | None = None,
+) -> Iterator[Answer]:
     """Yield the answer for each of Megatron-LM's flags, in its order.
 
     Args:
         present: the host's flags by option string.
         packages: the distribution that brings a flag, by option string, for flags that are not the host's.
+        adopters: the distribution whose feature takes care of a flag of the host, by option string.
 
     Raises:
         LookupError: a flag is neither there nor named by a rule.
@@ -52,8 +57,7 @@ def answers(present: Mapping[str, Flag], packages: Mapping[str, str] | None = No
         options = facts["options"]
         flag = next((present[option] for option in options if option in present), None)
         if flag is not None:
-            package = next((packages[o] for o in options if o in packages), "") if packages else ""
-            yield _present(facts, flag, package)
+            yield _present(facts, flag, _first(options, packages), _first(options, adopters))
             continue
         yield judged(options)
 
@@ -79,7 +83,11 @@ def judged(options: Sequence[str]) -> Answer:
     )
 
 
-def _present(facts: Mapping[str, Any], flag: Flag, package: str) -> Answer:
+def _first(options: Sequence[str], by_option: Mapping[str, str] | None) -> str:
+    return next((by_option[option] for option in options if option in by_option), "") if by_option else ""
+
+
+def _present(facts: Mapping[str, Any], flag: Flag, package: str, adopter: str) -> Answer:
     notes = [
         f"with {package}" if package else "",
         _difference(facts, flag.default),
@@ -87,6 +95,9 @@ def _present(facts: Mapping[str, Any], flag: Flag, package: str) -> Answer:
     ]
     for refusal in (refusal for refusal in REFUSALS if refusal.dest == flag.dest):
         if not (refusal.without or refusal.values or refusal.platforms):
+            if adopter and not refusal.stands_down:
+                notes.append(f"with {adopter}, and refused without: {refusal.reason}")
+                continue
             verdict = NOTED if refusal.stands_down else REFUSED
             return Answer(facts["options"][0], verdict, f"{refusal.reason}; {refusal.remedy}")
         values = " or ".join(map(str, refusal.values))

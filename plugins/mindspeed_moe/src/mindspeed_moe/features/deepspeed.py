@@ -16,7 +16,6 @@ _FLAG, _OURS, _MEGATRONS = "--moe-model-type", "deepspeed_moe", "megatron_moe"
 _INTERVAL, _FACTOR, _NOISE = "--expert-interval", "--moe-train-capacity-factor", "--noisy-gate-policy"
 _ORDERLY, _SINKHORN = "--no-use-rts", "--moe-use-sinkhorn"
 _NO_DROP, _PADDING, _TABLES = "--moe-no-drop", "--moe-dynamic-padding", "--enable-token-rearrange-opt"
-_ALONE = (_INTERVAL, _FACTOR, _NOISE, _ORDERLY, _SINKHORN, _NO_DROP, _PADDING, _TABLES)
 _OTHER_ROUTES = "this model type has a router of its own; drop one of the two"
 
 

@@ -40,6 +40,10 @@ class EmaOptimizer(Feature):
         Conflict(flag="--optimizer-cpu-offload", reason="the update is made on the host by its own Adam"),
         Conflict(feature=REUSE, reason=_OWN),
         Conflict(feature=RELEASE, reason=_OWN),
+        Conflict(
+            feature="moe-expert-placement",
+            reason="experts that move take both moments of Adam along, and not their average",
+        ),
     )
     slots = ("optimizer", "optimizer-state")
     docs = "mindspeed_optim:docs/opt-ema.md"

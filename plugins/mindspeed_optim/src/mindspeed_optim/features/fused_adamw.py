@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, hookimpl
+from mindspeed_optim.features.layout_proofs import CP2, FULL, INTERLEAVED
 from mindspeed_optim.features.proofs import (
     BF16,
     EP2,
@@ -86,6 +87,9 @@ class FusedAdamWOptimizer(Feature):
         as_adam("dp2-distributed-optimizer", *SHARDED),
         as_adam("tp2-sp", *TP2),
         as_adam("pp2", *PP2),
+        as_adam("interleaved", *INTERLEAVED),
+        as_adam("cp2", *CP2, *SHARDED),
+        as_adam("recompute", *FULL, ranks=1),
         as_adam("ep2", *SHARDED, *EP2, model=(*PLAIN, *EXPERTS)),
         as_adam("dp2-overlaps", *OVERLAPS),
         as_adam("bf16", *SHARDED, model=BF16, tolerance=1e-2),

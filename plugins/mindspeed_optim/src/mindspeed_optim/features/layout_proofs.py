@@ -16,10 +16,10 @@ from mindspeed_optim.features.proofs import (
     against_one_process,
 )
 
-_INTERLEAVED = (*PP2, "--num-layers-per-virtual-pipeline-stage", "1")
-_CP2 = ("--context-parallel-size", "2")
+INTERLEAVED = (*PP2, "--num-layers-per-virtual-pipeline-stage", "1")
+CP2 = ("--context-parallel-size", "2")
 """Of mindspeed-cp."""
-_FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
+FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 TRAINED = ("losses", "gradients", "parameters", "learning rates")
 """What a training shows of its state."""
 _UNTIED = (*PLAIN, "--untie-embeddings-and-output-weights")
@@ -36,14 +36,14 @@ def in_layouts(rule: tuple[str, ...], tolerance: float = 1e-5) -> tuple[Scenario
         "distributed-optimizer": (*SHARDED,),
         "tp2-sp": TP2,
         "pp2": PP2,
-        "interleaved": _INTERLEAVED,
-        "cp2": (*_CP2, *SHARDED),
+        "interleaved": INTERLEAVED,
+        "cp2": (*CP2, *SHARDED),
     }
     return (
         *(against_one_process(name, rule, flags, tolerance=tolerance) for name, flags in layouts.items()),
         against_one_process("tp2-dp2", rule, (*TP2, *SHARDED), ranks=4, tolerance=tolerance),
         against_one_process("ep2", rule, (*EP2, *SHARDED), model=(*PLAIN, *EXPERTS), tolerance=tolerance),
-        against_one_process("recompute", rule, _FULL, ranks=1, tolerance=0.0),
+        against_one_process("recompute", rule, FULL, ranks=1, tolerance=0.0),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Resume, Scenario
+from mindspeed_optim.features.layout_proofs import CP2, FULL, INTERLEAVED
 from mindspeed_optim.features.proofs import (
     EP2,
     EXPERTS,
@@ -47,7 +48,12 @@ MUON_PROOFS = (
     against_one_process("tp2-sp-distributed", _SHARED, TP2),
     against_one_process("pp2", _RULE, (*PP2, *SHARDED)),
     against_one_process("tp2-dp2", _WHOLE, (*TP2, *SHARDED), ranks=4),
+    against_one_process("interleaved", _RULE, (*INTERLEAVED, *SHARDED)),
+    against_one_process("cp2", _RULE, (*CP2, *SHARDED)),
+    against_one_process("recompute", _RULE, FULL, ranks=1, tolerance=0.0),
     against_one_process("ep2", _RULE, (*SHARDED, *EP2), model=(*PLAIN, *EXPERTS)),
+    # Experts have a tensor-parallel group of their own.
+    against_one_process("tp2-ep2", _WHOLE, (*TP2, *SHARDED, *EP2), model=(*PLAIN, *EXPERTS), ranks=4),
     against_one_process(
         "tp2-gated-apart", (*_WHOLE, "--muon-split-gated"), (*TP2, *SHARDED), model=_GATED, ranks=2
     ),

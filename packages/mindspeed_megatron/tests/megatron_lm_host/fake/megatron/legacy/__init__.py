@@ -1,1 +1,1 @@
-"""What older models need."""
+"""Modules of older models."""
