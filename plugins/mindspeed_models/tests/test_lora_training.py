@@ -12,7 +12,7 @@ SHARDED = ("--use-distributed-optimizer",)
 
 
 def alone(folder):
-    """What one process trains, saves and loads."""
+    """Train, save and load in one process."""
     found = {}
     with runs.course(*runs.BASE, "--save", f"{folder}/base") as base:
         base.train(1)

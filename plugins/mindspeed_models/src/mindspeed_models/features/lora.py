@@ -229,7 +229,7 @@ class Lora(Feature):
 
 
 class FirstStep:
-    """Whether the gradients of a session's first step were looked at."""
+    """Remembers whether the gradients of a session's first step were looked at."""
 
     seen = False
 

@@ -34,7 +34,7 @@ _BASE = "--pretrained-checkpoint"
 
 @dataclass
 class Places:
-    """Where base and adapters of a session come from.
+    """Folders that base and adapters of a session come from.
 
     Attributes:
         base: folder of the base; None where it is what the model is initialized with.
