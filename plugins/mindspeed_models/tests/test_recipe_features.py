@@ -25,9 +25,7 @@ def test_every_feature_has_its_page(feature):
     assert all(option in page for flag in feature.flags for option in flag.options)
 
 
-@pytest.mark.parametrize(
-    ("feature", "scenario"), scenario_parameters(FEATURES, always=ALWAYS)
-)
+@pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(FEATURES, always=ALWAYS))
 def test_proofs_hold(feature, scenario):
     result = verify(feature, scenario)
     assert result.passed, str(result)
