@@ -144,8 +144,11 @@ def test_who_would_compute_the_product_itself_refuses_an_opaque_linear(flag):
     from mindspeed_pp.weight_gradients import change_built_linears
     from mindspeed_tp.loss_head import defer_logits
 
+    refused = {
+        "--lm-loss-chunks": lambda: defer_logits(NoReaders(), [Chunk()], 2, None),
+        "--pipeline-w-output-layer": lambda: change_built_linears(
+            NoReaders(), Chunk(), "pp", output_layer=True
+        ),
+    }
     with pytest.raises((SessionError, UserError), match=f"{flag}.* the output layer is Opaque"):
-        if flag == "--lm-loss-chunks":
-            defer_logits(NoReaders(), [Chunk()], 2, None)
-        else:
-            change_built_linears(NoReaders(), Chunk(), "pp", output_layer=True)
+        refused[flag]()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.runtime.gather import all_gather_values
-from mindspeed_core.runtime.reports import Report
+from mindspeed_core.runtime.metrics import Report
 from mindspeed_megatron.flops import count_flops, uncounted
 from mindspeed_megatron.instruments.device_peak import peak_tflops
 from mindspeed_megatron.instruments.operations import operations

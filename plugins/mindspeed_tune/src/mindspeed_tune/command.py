@@ -16,9 +16,9 @@ import click
 
 import mindspeed_tune
 from mindspeed_core.errors import UserError
-from mindspeed_core.runtime.earlier_files import move_aside
 from mindspeed_core.terminal.errors import TRACEBACK
 from mindspeed_core.terminal.program import ExplainedGroup, run_program
+from mindspeed_megatron.earlier_files import move_aside
 from mindspeed_tune.calibrate_command import calibrate
 from mindspeed_tune.search_command import TARGETS, measure, report, search
 

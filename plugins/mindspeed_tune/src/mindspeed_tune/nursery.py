@@ -52,7 +52,7 @@ def main(parallel: int) -> int:
 
 
 def _import() -> None:
-    from mindspeed_core.terminal.quiet import quieten
+    from mindspeed_megatron.quiet import quieten
 
     quieten()
     for name in _MODULES:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.runtime.earlier_files import move_aside
+from mindspeed_megatron.earlier_files import move_aside
 from mindspeed_tune.html_report import page, table
 from mindspeed_tune.quantities import duration, percent, size
 from mindspeed_tune.search_report import FORMAT
@@ -97,8 +97,8 @@ def html(report: Mapping[str, Any]) -> str:
 
 def print_report(report: Mapping[str, Any], rows: int = 10) -> None:
     """Print what a reader wants to know first."""
-    from mindspeed_core.terminal.tables import print_table
     from mindspeed_core.terminal.wrapped import say
+    from mindspeed_megatron.tables import print_table
 
     for section in list(sections(report))[:2]:
         for line in section.lines:

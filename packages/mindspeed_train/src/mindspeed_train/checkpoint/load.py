@@ -382,9 +382,7 @@ class _Load:
         unused = sorted(
             key
             for key in self.index.keys
-            if key not in wanted | repeated
-            and not key.startswith(ignored)
-            and "_extra_state" not in key
+            if key not in wanted | repeated and not key.startswith(ignored) and "_extra_state" not in key
         )
         if unused:
             _warn(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Resume, Scenario, hookimpl
 
 _OTHERS = ("swiglu", "quick_geglu", "squared_relu")
 _FLAG, _SCALE = "--geglu", "--scale-embedding"
@@ -24,6 +24,7 @@ def _proofs(*flags: str) -> tuple[Scenario, ...]:
     return (
         Scenario("tp2-sp", flags=(*flags, *_TP2), **alone),
         Scenario("pp2", flags=(*flags, *_PP2), **alone),
+        Scenario("resume-tp2", flags=flags, resume=Resume(flags=(*flags, *_TP2), world_size=2)),
     )
 
 

@@ -29,6 +29,14 @@ def write_config(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
 
 
+def _as_without(name: str, *flags: str) -> tuple[Scenario, ...]:
+    """Return proofs of flags that leave the small GPT as it is: equal to it, also resumed in a layout."""
+    return (
+        Scenario(name, flags=flags, tolerance=0.0),
+        Scenario("resume-tp2", flags=flags, resume=Resume(flags=(*flags, *_TP2), world_size=2)),
+    )
+
+
 RECIPE_PROOFS = (
     *(
         Scenario(
@@ -45,5 +53,5 @@ RECIPE_PROOFS = (
     Scenario("resume-tp2", flags=_GIVEN, resume=Resume(flags=(*_GIVEN, *_TP2), world_size=2), files=_FILES),
 )
 # No row is padding: what a proof copies from its baseline are the rows of tokens alone.
-PADDING_PROOFS = (Scenario("as-it-is", flags=("--pad-vocab-size-to", "128"), tolerance=0.0),)
-GATE_PROOFS = (Scenario("no-change", flags=("--no-add-gate",), tolerance=0.0),)
+PADDING_PROOFS = _as_without("as-it-is", "--pad-vocab-size-to", "128")
+GATE_PROOFS = _as_without("no-change", "--no-add-gate")
