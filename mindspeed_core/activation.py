@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import LIBRARY_HOST, HostDeclaration
 from mindspeed_core.errors import ArgumentError, UserError
-from mindspeed_core.flags.flag_set import FlagSet, ParsedArguments, flag_set
+from mindspeed_core.flags.flag_set import FlagSet, ParsedArguments, known_flags
 from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import Plan, PlanError, Problem
@@ -105,7 +105,7 @@ def plan_for(
         PlanError: carries every problem.
     """
     registry = registry or Registry.discover()
-    parsed = parse_flags(flags, flag_set(registry, host), configs)
+    parsed = parse_flags(flags, known_flags(registry, host), configs)
     problems = list(parsed.problems)
     completed: tuple[FlagNote, ...] = ()
     try:

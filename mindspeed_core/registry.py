@@ -73,7 +73,11 @@ class FeatureRecord:
 
 
 class Registry:
-    """Everything installed; immutable apart from hosts, platforms and extensions, which load on first use."""
+    """Everything installed; immutable apart from hosts, platforms and extensions, which load on first use.
+
+    Attributes:
+        flag_sets: flags of each host that was parsed for, kept by `mindspeed_core.flags.flag_set`.
+    """
 
     def __init__(
         self,
@@ -107,6 +111,7 @@ class Registry:
         self._hosts = _by_name(hosts)
         self._host_declarations: dict[str, HostDeclaration] = {}
         self._host_flags: dict[str, tuple[Flag, ...]] = {}
+        self.flag_sets: dict[str, Any] = {}
         self._broken_flags: dict[str, BrokenPlugin] = {}
         self._shared_flags: dict[str, BrokenPlugin] = {}
         self._packages: dict[str, tuple[str, set[str]]] = {}

@@ -94,6 +94,8 @@ class Batch:
         tokens: ``[b, s]`` int64, or None on stages without embedding.
         labels: ``[b, s]`` int64, or None on stages without loss.
         loss_mask: ``[b, s]`` float32, or None on stages without loss.
+        padding_mask: ``[b, s]`` bool, True where a position fills up and is no token; None where all are
+            tokens. Routers, losses of experts and counts of tokens leave such positions out.
         attention_mask: ``[b or 1, 1, s, s]`` bool (True is masked), or None where attention makes its own.
         position_ids: ``[b, s]`` int64, or None on stages without embedding.
         packed_seq_params: megatron-core's description of packed documents, or None.
@@ -106,6 +108,7 @@ class Batch:
     attention_mask: torch.Tensor | None = None
     position_ids: torch.Tensor | None = None
     packed_seq_params: Any = None
+    padding_mask: torch.Tensor | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def with_(self, **changes: Any) -> Batch:
@@ -229,8 +232,8 @@ class StepResult:
         grad_norm: see `OptimizerStep`.
         num_zeros: see `OptimizerStep`.
         seconds: wall time.
-        tokens: tokens of the whole step over all ranks, those that do not count included: samples times
-            sequence length.
+        tokens: tokens of the whole step over all ranks, those that do not count in the loss included: samples
+            times sequence length, less the positions that fill up (`Batch.padding_mask`).
         counts: over how many tokens each reported loss is a mean, by name; empty where that is not known.
     """
 

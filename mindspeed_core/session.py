@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from importlib import import_module
 from types import ModuleType, TracebackType
@@ -28,6 +28,7 @@ from mindspeed_core.feature import PROJECT, Feature, StageSpecs, hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.instance_patches import Instances, Roles, nothing_matched
+from mindspeed_core.runtime.known_fits import known_fits, stage_manager
 from mindspeed_core.runtime.patches import PatchLedger
 from mindspeed_core.runtime.process_groups import Groups
 
@@ -123,6 +124,7 @@ class Session:
         self._at_close: list[Callable[[], object]] = []
         self._state: dict[type[Any], Any] = {}
         self._manager: pluggy.PluginManager | None = None
+        self._by_stage: dict[str, pluggy.PluginManager] | None = None
         self._callers: dict[str, Any] = {}
         self._defaults: dict[str, Any] = {}
         self._owners: dict[str, str] = {}
@@ -185,10 +187,13 @@ class Session:
         if self._manager is not None:
             raise SessionError("the session is open: its arguments are validated already")
         self._world_size = world_size
+        known, plugins = known_fits(self.registry), self._plugin_classes()
+        self._by_stage = {} if plugins in known else None
         try:
             self._register_features()
             self.platform.check_arguments(self.args)
             self._register_defaults()
+            known.add(plugins)
             args = self.call("validate_arguments_early", args=copy(self.args), plan=self.plan)
             return cast("Namespace", self.call("validate_arguments", args=args, plan=self.plan))
         finally:
@@ -226,10 +231,11 @@ class Session:
     def _register_features(self) -> None:
         manager = pluggy.PluginManager(PROJECT)
         self._manager = manager
-        for name in hooks.STAGE_MODULES:
-            manager.add_hookspecs(import_module(name))
-        for specs in self.registry.stage_specs():
-            self._add_stage_specs(manager, specs)
+        if self._by_stage is None:
+            for name in hooks.STAGE_MODULES:
+                manager.add_hookspecs(import_module(name))
+            for specs in self.registry.stage_specs():
+                self._add_stage_specs(manager, specs)
         self._register(_CoreDefaults(), "core", "mindspeed_core.session")
         # A session that is opened again goes on with the features it had, and with what they remember.
         self._features = self._features or tuple(map(self._made, self._feature_classes))
@@ -265,10 +271,14 @@ class Session:
 
     def _register(self, plugin: object, name: str, module_prefix: str) -> None:
         assert self._manager is not None
-        try:
-            self._manager.register(plugin, name=name)
-        except pluggy.PluginValidationError as error:
-            raise SessionError(f"{name}: {_explain_validation(self._manager, plugin, error)}") from error
+        if self._by_stage is None:
+            try:
+                self._manager.register(plugin, name=name)
+            except pluggy.PluginValidationError as error:
+                why = _explain_validation(self._manager, plugin, error)
+                raise SessionError(f"{name}: {why}") from error
+        else:
+            self._by_stage.clear()
         self._plugin_names[name] = plugin
         self._owners.setdefault(module_prefix, name)
         self._callers.clear()
@@ -343,11 +353,25 @@ class Session:
     def _caller(self, stage: str) -> Any:
         if self._manager is None:
             raise SessionError(f"stage {stage}: the session is closed")
-        caller = getattr(self._manager.hook, stage, None)
+        caller = getattr(self._manager_of(stage).hook, stage, None)
         if caller is None or not caller.spec:
             raise SessionError(f"no stage {stage!r}")
         self._callers[stage] = caller
         return caller
+
+    def _manager_of(self, stage: str) -> pluggy.PluginManager:
+        """Return the manager of a stage: the one of all stages, or while validating one of its own."""
+        assert self._manager is not None
+        if self._by_stage is None:
+            return self._manager
+        if stage not in self._by_stage:
+            self._by_stage[stage] = stage_manager(stage, self.registry, self._plugin_names)
+        return self._by_stage[stage]
+
+    def _plugin_classes(self) -> Hashable:
+        """Return what decides whether every implementation fits its stage."""
+        extra = tuple(map(type, self._extra_plugins))
+        return (self.host.name, self.host.stages, type(self.platform), self._feature_classes, extra)
 
     def default(self, stage: str, **arguments: Any) -> Any:
         """Run only the host's default of a stage, for a feature that needs it again."""
@@ -355,13 +379,14 @@ class Session:
         if caller is None:
             if self._manager is None:
                 raise SessionError(f"stage {stage}: the session is closed")
+            manager = self._manager_of(stage)
             active = {feature.name for feature in self._feature_classes}
             removed = [
-                plugin
+                manager.get_plugin(name)
                 for name, plugin in self._plugin_names.items()
                 if name in active or plugin in self._extra_plugins
             ]
-            caller = self._manager.subset_hook_caller(stage, removed)
+            caller = manager.subset_hook_caller(stage, [plugin for plugin in removed if plugin is not None])
             self._defaults[stage] = caller
         return caller(session=self, **arguments)
 
@@ -530,6 +555,7 @@ class Session:
 
     def _forget_stages(self) -> None:
         self._manager = None
+        self._by_stage = None
         self._callers.clear()
         self._defaults.clear()
         self._plugin_names.clear()

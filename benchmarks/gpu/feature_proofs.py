@@ -19,6 +19,7 @@ _DISTRIBUTIONS = (
     "mindspeed-tp",
     "mindspeed-pp",
     "mindspeed-optim",
+    "mindspeed-models",
 )
 
 _WIDER = ("--hidden-size", "256")

@@ -425,6 +425,18 @@ class FlagSet:
         return help_text(self._entries, prog)
 
 
+def known_flags(registry: Registry, host: str = DEFAULT_HOST) -> FlagSet:
+    """Return the flags of `flag_set`, made at the first call for a registry: to parse with, not to add to.
+
+    Raises:
+        mindspeed_core.registry.RegistryError: the host is not installed or its flags cannot be loaded.
+    """
+    if host not in registry.flag_sets:
+        registry.flag_sets[host] = flag_set(registry, host)
+    known: FlagSet = registry.flag_sets[host]
+    return known
+
+
 def flag_set(registry: Registry, host: str = DEFAULT_HOST) -> FlagSet:
     """Return the flags of the core, of a host (none for an empty name) and of every installed feature.
 

@@ -56,11 +56,11 @@ def run_command(command: click.Command, arguments: Sequence[str], name: str) -> 
     return result if type(result) is int else 0
 
 
-def run_program(program: ExplainedGroup, argv: Sequence[str] | None, name: str) -> int:
+def run_program(program: click.Command, argv: Sequence[str] | None, name: str) -> int:
     """Run a program and return its exit status.
 
     Args:
-        program: its group; ``--traceback`` is taken off the command line before it.
+        program: its command, mostly a group; ``--traceback`` is taken off the command line before it.
         argv: the command line; None takes that of the process.
         name: how usage messages call it.
     """

@@ -8,7 +8,7 @@ import sys
 
 from made_packages import feature_source
 
-HEAVY = ("torch", "megatron", "numpy", "rich", "pluggy")
+HEAVY = ("torch", "megatron", "numpy", "rich", "pluggy", "asyncio", "multiprocessing")
 
 
 def test_an_installed_feature_is_listed_with_its_flag_package_and_platforms(features, install):

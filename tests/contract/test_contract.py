@@ -201,6 +201,7 @@ def test_a_default_that_torch_sets_on_first_use_is_no_leak_and_a_changed_one_is(
         pytest.param("mindspeed-pp", marks=pytest.mark.thorough),
         pytest.param("mindspeed-tp", marks=pytest.mark.thorough),
         pytest.param("mindspeed-optim", marks=pytest.mark.thorough),
+        pytest.param("mindspeed-models", marks=pytest.mark.thorough),
     ],
 )
 def test_what_this_repository_ships_keeps_the_contract(dist):

@@ -3,11 +3,13 @@
 import subprocess
 import sys
 import textwrap
+from functools import wraps
 
 import pytest
 
 from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.discovery.order import cycles
+from mindspeed_core.discovery.stages import wanted_arguments
 from mindspeed_core.feature import ExtensionPoint, Feature, Flag, Requirement, Slot, StageSpecs, hookimpl
 from mindspeed_core.registry import Registry, RegistryError
 
@@ -450,3 +452,33 @@ def test_discovering_parsing_and_resolving_load_nothing_heavy():
         print(sorted({"torch", "megatron", "numpy", "pluggy"} & set(sys.modules)))
     """
     assert python(code).strip() == "[]"
+
+
+class _Asking:
+    def plain(self, args, plan):
+        """Ask for two arguments."""
+
+    def optional(self, args, plan=None):
+        """Ask for one."""
+
+    def named(self, args, *, plan, config=None):
+        """Ask for two, one by name."""
+
+    def everything(self, args, **others):
+        """Ask for one, and for whatever else there is."""
+
+    wrapped = wraps(plain)(lambda *args, **options: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    {
+        "plain": ["args", "plan"],
+        "optional": ["args"],
+        "named": ["args", "plan"],
+        "everything": ["args", "others"],
+        "wrapped": ["args", "plan"],
+    }.items(),
+)
+def test_the_arguments_that_an_implementation_asks_for(name, asked):
+    assert wanted_arguments(vars(_Asking)[name]) == asked

@@ -84,14 +84,20 @@ OF_EXAMPLES = {"--log-gradient-noise", "--sentences", "--some-size", "--my-flag"
 
 
 def options_of_our_tools():
-    """The options of the commands of ``mindspeed-train`` and ``mindspeed-features``."""
+    """The options of the commands of ``mindspeed-train``, ``mindspeed-features`` and ``mindspeed-tune``."""
     tools = [path.partition(":") for path, _ in Registry.discover().host(DEFAULT_HOST).commands.values()]
     commands = [getattr(import_module(module), name) for module, _, name in tools]
+    commands.append(import_module("mindspeed_tune.command").program)
     context = click.Context(program)
     commands += [program, *(program.get_command(context, name) for name in program.list_commands(context))]
     for group in [command for command in commands if isinstance(command, click.Group)]:
         commands += [group.get_command(context, name) for name in group.list_commands(context)]
-    return {option for command in commands for parameter in command.params for option in parameter.opts}
+    return {
+        option
+        for command in commands
+        for parameter in command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
 
 
 def test_generated_pages_are_up_to_date():

@@ -94,7 +94,10 @@ def without_files(words: Sequence[str]) -> Iterator[str]:
             # The made-up tokenizer has an id more than it is given.
             yield str(int(word) - 1) if before == "--vocab-size" else word
         before = word
-    yield from ("--mock-data", "--tokenizer-type", "NullTokenizer")
+    # Instruction data is read from files, which nobody opens for a check.
+    conversations = {"--is-instruction-dataset", "sft"} & set(words)
+    yield from ("--data-path", "conversations") if conversations else ("--mock-data",)
+    yield from ("--tokenizer-type", "NullTokenizer")
     if not vocabulary:
         yield from ("--vocab-size", "32000")
 

@@ -50,6 +50,14 @@ def parse(text, host="standalone"):
         (f"{EXPERTS} --first-k-dense-replace 1 --moe-layer-freq -1", {"moe_layer_freq": [0, 1, 1, 1]}),
         (f"{EXPERTS} --first-k-dense-replace 1 --moe-layer-freq 2", {"moe_layer_freq": [0, 0, 1, 0]}),
         (f"{EXPERTS} --first-k-dense-replace -1 --moe-layer-freq -1", {"moe_layer_freq": 1}),
+        ("--stage sft", {"is_instruction_dataset": True}),
+        ("--is-instruction-dataset --no-pad-to-seq-lengths", {"variable_seq_lengths": True}),
+        ("--no-pad-to-seq-lengths", {"variable_seq_lengths": False}),
+        (
+            "--stage sft --neat-pack --no-pad-to-seq-lengths",
+            {"pack_samples": True, "variable_seq_lengths": False},
+        ),
+        ("--pack --neat-pack", {"pack_samples": True}),
         (f"{EXPERTS} --first-k-dense-replace 0", {"moe_layer_freq": 1}),
         (f"{EXPERTS} --moe-layer-freq -2", {"moe_layer_freq": 2}),
         (f"{EXPERTS} --norm-topk-prob", {"moe_router_pre_softmax": False}),
@@ -110,7 +118,10 @@ def test_a_spelling_gives_the_configuration_that_it_means(flags, expected):
             "layer by layer",
         ),
         ("--rope-scaling-type yarn", "--rope-scaling-type", "latent attention alone"),
-        ("--rope-scaling-type longrope", "--rope-scaling-type", "mindspeed-models"),
+        ("--rope-scaling-type longrope", "--rope-scaling-type", "longrope"),
+        ("--stage dpo", "--stage", "no preferences"),
+        ("--pack", "--pack", "attend to one another"),
+        ("--no-shuffle", "--no-shuffle", "drawn from --seed"),
         (
             "--rope-scaling-type llama3 --low-freq-factor 2",
             "--rope-scaling-type",
@@ -174,6 +185,16 @@ def test_specifications_of_megatron_cores_own_layers_are_noted(flags):
 )
 def test_constants_that_a_script_cannot_take_are_noted_where_they_are_the_default(flags, refused):
     assert len(parse(flags, "megatron-lm").problems) == refused
+
+
+def test_what_prepares_records_and_names_formats_is_noted():
+    parsed = parse(
+        "--stage sft --handler-name AlpacaStyleInstructionHandler --prompt-type qwen3 --enable-thinking true "
+        "--workers 4 --padded-samples --pad-to-multiple-of 8 --tokenizer-padding-side left "
+        "--max-batch-size 4 --model-type-hf qwen3 --enable-hf2mg-convert --lora-fusion"
+    )
+    assert parsed.problems == ()
+    assert len(parsed.flag_notes) == 12
 
 
 def test_the_note_says_what_is_read_and_what_leaves():

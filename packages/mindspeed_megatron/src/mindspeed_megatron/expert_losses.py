@@ -6,7 +6,10 @@ one over tokens; a coefficient multiplies its gradient. megatron-core has the sa
 - with ``--calculate-per-token-loss`` a rank multiplies by its own tokens what is divided by the tokens of the
   step that count, so that masked tokens and ranks that share a sequence change the weight, and the balance of
   single sequences by the samples of a micro-batch;
-- the balance over all data-parallel ranks is averaged over them once more.
+- the balance over all data-parallel ranks is averaged over them once more;
+- with positions that are no tokens the loss on logits is a mean over the tokens of each rank that shares a
+  sequence, however few, the balance of single sequences measures all by their mean length, an expert bias
+  does not get through, and such positions go to experts all the same.
 
 Routers of a built model are corrected here, whoever built it. A router of your own attaches its loss with
 ``attach_and_log_load_balancing_loss``, or multiplies it by `expert_loss_weight`.
@@ -19,6 +22,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.transformer.moe.moe_utils import (
     MoEAuxLossAutoScaler,
     save_to_aux_losses_tracker,
@@ -70,7 +74,9 @@ def expert_loss_weight(router: TopKRouter, tokens: int) -> Tensor | float:
 def _correct(session: Session, router: Any) -> None:
     per_token = router.config.calculate_per_token_loss
     plain = getattr(type(router), _ATTACH)
-    plain_routing = type(router).routing
+    plain_routing, plain_sequences = type(router).routing, type(router)._apply_seq_aux_loss
+    # megatron-core 0.15 knows no padding.
+    plain_bias = getattr(type(router), "_apply_expert_bias", None)
     samples = [1]
     ranks = router.tp_cp_group.size()
 
@@ -117,27 +123,96 @@ def _correct(session: Session, router: Any) -> None:
         if coefficient is None or not (self.training and torch.is_grad_enabled()):
             return logits
         share = coefficient / self.tp_cp_group.size()
-        masked = {} if padding_mask is None else {"padding_mask": padding_mask}
-        loss = z_loss_func(logits, share, **masked)
+        if padding_mask is None:
+            loss = z_loss_func(logits, share)
+        else:
+            loss = coefficient * _mean_square(logits, ~padding_mask, self.tp_cp_group)
         logits = MoEAuxLossAutoScaler.apply(logits, loss * weight(logits.shape[0]))
         layers = self.config.num_layers + (self.config.mtp_num_layers or 0)
-        # It is a mean over this rank's tokens.
+        # Each rank reports its share, times their number.
         everyone = self.tp_dp_cp_group
         save_to_aux_losses_tracker("z_loss", loss / share, self.layer_number, layers, avg_group=everyone)
         return logits
 
+    def balance_sequences(
+        self: Any,
+        probs: Tensor,
+        scores: Tensor,
+        routing_map: Tensor,
+        seq_length: int,
+        bsz: int,
+        with_padding_mask: bool = False,
+    ) -> Tensor:
+        """Attach the mean balance of sequences, each over its own tokens."""
+        coefficient = self.get_aux_loss_coeff("seq_aux_loss")
+        if not with_padding_mask or not coefficient:
+            unmasked: Tensor = plain_sequences(self, probs, scores, routing_map, seq_length, bsz)
+            return unmasked
+        shape = (seq_length, bsz, -1)
+        loss = _balance_of_sequences(scores.view(shape), routing_map.view(shape), self) * coefficient
+        attached: Tensor = self.attach_and_log_load_balancing_loss(
+            probs, coefficient, loss, "seq_load_balancing_loss", self.tp_cp_group
+        )
+        return attached
+
+    def count(self: Any, routing_map: Tensor, padding_mask: Tensor | None = None) -> None:
+        """Count the tokens of each expert for its bias."""
+        # `[tokens]` beside `[tokens, experts]`.
+        assert plain_bias is not None
+        plain_bias(self, routing_map if padding_mask is None else routing_map & ~padding_mask.unsqueeze(-1))
+
     def routing(self: Any, logits: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
         """Route ``[s, b, experts]``; losses weigh by samples where micro-batches differ in them."""
         samples[0] = logits.shape[1]
-        routed: tuple[Tensor, Tensor] = plain_routing(self, logits, *rest, **named)
-        return routed
+        probs, routing_map = plain_routing(self, logits, *rest, **named)
+        mask = rest[0] if rest else named.get("padding_mask")
+        if mask is None:
+            return probs, routing_map
+        tokens = ~mask.reshape(-1, 1)
+        return probs * tokens, routing_map & tokens
 
     attach.weight = weight  # type: ignore[attr-defined]
-    for name, value in {
+    changed: dict[str, Any] = {
         # The weight is that of `weight` alone.
         "calculate_per_token_loss": False,
         _ATTACH: MethodType(attach, router),
         "apply_z_loss": MethodType(apply_z_loss, router),
         "routing": MethodType(routing, router),
-    }.items():
+    }
+    if plain_bias is not None:
+        changed["_apply_seq_aux_loss"] = MethodType(balance_sequences, router)
+        changed["_apply_expert_bias"] = MethodType(count, router)
+    for name, value in changed.items():
         session.instances.set(_OWNER, router, name, value)
+
+
+def _mean_square(logits: Tensor, tokens: Tensor, group: Any) -> Tensor:
+    """Return this rank's share of the mean of squared ``logsumexp`` over the tokens of all ranks of a group.
+
+    Args:
+        logits: ``[n, experts]`` of this rank.
+        tokens: bool ``[n]``, False where a position is no token.
+        group: the ranks that share the sequences.
+    """
+    total = tokens.sum()
+    if group.size() > 1:
+        dist.all_reduce(total, group=group)
+    squares = torch.logsumexp(logits, dim=-1).square() * tokens
+    return squares.sum() / total.clamp(min=1)
+
+
+def _balance_of_sequences(scores: Tensor, routing_map: Tensor, router: TopKRouter) -> Tensor:
+    """Return this rank's share of the mean over sequences of each one's balance, without coefficient.
+
+    Args:
+        scores: ``[s, b, experts]`` of this rank, zero where a position is no token.
+        routing_map: bool ``[s, b, experts]``, likewise.
+        router: says over how many ranks sequences are split, and how many experts a token has.
+    """
+    chosen = routing_map.sum(dim=0)
+    if router.tp_cp_group.size() > 1:
+        dist.all_reduce(chosen, group=router.tp_cp_group)
+    lengths = chosen.sum(dim=-1) / router.topk
+    sums = (scores.sum(dim=0) * chosen).sum(dim=-1)
+    of_each = sums * scores.shape[-1] / (router.topk * lengths.square().clamp(min=1))
+    return of_each.mean()

@@ -11,9 +11,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
-LAYOUT, WRAPS = "linear_layout", "wraps"
+LAYOUT, WRAPS, OPAQUE = "linear_layout", "wraps", "opaque"
 """Class attributes of modules: the `LinearLayout` of a linear; the constructor argument that holds the
-specification of what a module contains."""
+specification of what a module contains; True where a linear's output is not the product of its input with its
+weight, so that nobody may compute the product, or the weight's gradient, in its place."""
 ANY_LAYOUT: Final = frozenset({"*"})
 """Of a wrapper that hands input and output on as they are, and adds nothing that has their shape."""
 
@@ -40,6 +41,11 @@ class LinearLayout:
 def layout_of(module: Any) -> LinearLayout | None:
     """Return the layout that a linear's class declares; None for megatron-core's."""
     return getattr(module, LAYOUT, None)
+
+
+def is_opaque(linear: Any) -> bool:
+    """Return whether a linear, or its class, says that its output is not the product with its weight."""
+    return bool(getattr(linear, OPAQUE, False))
 
 
 def wrapped_argument(module: Any) -> str:

@@ -13,6 +13,7 @@ import torch
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.run import Batch, Loss, OptimizerStep, StepResult
 from mindspeed_megatron.loss import schedule_loss
+from mindspeed_megatron.padding import StepLengths, padding_options
 from mindspeed_megatron.parameter_gather import start_complete, start_gather
 from mindspeed_megatron.schedule import begin_microbatch, boundary_options, scheduled
 from mindspeed_megatron.step_tokens import counted_tokens
@@ -110,8 +111,9 @@ def forward_step(
         batch = session.call(
             "get_batch", run=run, data_iterator=data_iterator, vp_stage=vp_stage, microbatch=microbatch
         )
+    session.state(StepLengths).note(run, batch)
     entry = model_chunk
-    options: dict[str, Any] = {}
+    options = padding_options(run, batch, model_chunk, planned=return_schedule_plan)
     if batch.packed_seq_params is not None:
         options["packed_seq_params"] = batch.packed_seq_params
     if batch.loss_mask is not None and getattr(run.config, "mtp_num_layers", None):
@@ -170,13 +172,14 @@ def train_step(session: Session, run: Run) -> StepResult:
     if update.successful:
         run.scheduler.step(increment=batch.samples)
     session.platform.synchronize()
+    work = session.state(StepLengths).finish(run)
     return StepResult(
         losses=losses,
         skipped=not update.successful,
         grad_norm=update.grad_norm,
         num_zeros=update.num_zeros,
         seconds=time.perf_counter() - started,
-        tokens=batch.samples * run.args.seq_length,
+        tokens=batch.samples * run.args.seq_length if work is None else work.tokens,
         counts=counts,
     )
 

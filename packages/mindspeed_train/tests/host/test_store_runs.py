@@ -184,7 +184,7 @@ def ways_of_loading(root, flags):
 
 
 def restarted(url, flags):
-    """Step at which a job starts again that saved in its first attempt."""
+    """Step and checkpoint from which a job starts again that saved in its first attempt."""
     os.environ.update(MINDSPEED_JOB_ID="j1", MINDSPEED_RESTART="0")
     # An earlier job saved there.
     command = ["--save", url, "--start-over", *flags]

@@ -146,10 +146,20 @@ def test_a_named_end_token_has_to_be_there(unusual):
         load_tokenizer(unusual, eod_token="nothing")
 
 
-def test_a_usual_name_counts_before_the_files_beside_it(trained, tmp_path):
+def test_the_files_beside_a_tokenizer_count_before_the_usual_names(trained, tmp_path):
     trained.save(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|pad|>"}))
-    assert load_tokenizer(tmp_path).eod == trained.eod
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.eod == trained.pad
+    assert loaded.unique_identifiers["eod"] == trained.pad
+
+
+def test_a_file_that_names_the_usual_token_changes_no_cache(trained, tmp_path):
+    trained.save(tmp_path / "tokenizer.json")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [trained.eod, 3]}))
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.eod == trained.eod
+    assert "eod" not in loaded.unique_identifiers
 
 
 def test_an_end_token_without_a_tokenizer_is_refused():

@@ -107,7 +107,7 @@ class LaunchedMoELayer(MoELayer):
         Args:
             hidden_states: ``[s, b, h]``.
             intermediate_tensors: None; others belong to CUDA graphs.
-            padding_mask: ``[b, s]``, True for tokens that count.
+            padding_mask: bool ``[b, s]``, True for positions that are no tokens.
 
         Returns:
             ``[s, b, h]``, and no bias.

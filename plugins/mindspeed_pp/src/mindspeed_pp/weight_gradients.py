@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_megatron.layer_spec import ANY_LAYOUT, Site, SpecEditor
+from mindspeed_megatron.linear_layout import is_opaque
 from mindspeed_pp.swaps import HostCopies, Kept
 
 if TYPE_CHECKING:
@@ -240,10 +241,16 @@ def change_built_linears(session: Session, chunk: Any, owner: str, *, output_lay
         linear
         for module in chunk.modules()
         for name in COMPRESSING
-        if type(linear := getattr(module, name, None)) is ColumnParallelLinear
+        if isinstance(linear := getattr(module, name, None), ColumnParallelLinear)
+        and type(linear)._forward_impl is ColumnParallelLinear._forward_impl
     ]
     last = getattr(chunk, "output_layer", None)
     if output_layer and last is not None and not chunk.share_embeddings_and_output_weights:
+        if is_opaque(last):
+            raise UserError(
+                f"--pipeline-w-output-layer: the output layer is {type(last).__name__}, which computes "
+                "more than the product with its weight, so that its gradient cannot come later; drop the flag"
+            )
         found.append(last)
     for linear in found:
         later = _OfInstance(linear, store)
@@ -268,6 +275,10 @@ def with_later_gradients(base: type) -> type:
             weight: Any = self.weight
             if weight is not None:
                 weight.skip_backward_post_hook = True
+            self.put_off_weight_gradients(self.weight_gradients.leave)
+
+        def put_off_weight_gradients(self, leave: Callable[..., None]) -> None:
+            """Tell classes that derive from this one, and have more weights, who takes computations."""
 
         def _forward_impl(self, input: Tensor, weight: Tensor, *args: Any, **named: Any) -> Tensor:
             return self.product(super()._forward_impl, input, weight, *args, **named)

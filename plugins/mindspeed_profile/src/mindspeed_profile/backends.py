@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from mindspeed_core.runtime.earlier_files import move_aside
+from mindspeed_megatron.earlier_files import move_aside
 from mindspeed_profile.options import ALL_RANKS, ASYNC, OFF, ProfileOptions
 from mindspeed_profile.recorder import Profiler
 

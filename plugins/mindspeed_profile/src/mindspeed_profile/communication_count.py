@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.runtime.gather import all_gather_values
-from mindspeed_core.runtime.reports import Report
+from mindspeed_core.runtime.metrics import Report
 from mindspeed_megatron.instruments.communication import Call
 from mindspeed_megatron.instruments.communication_events import CommunicationEvents
 

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.runtime.gather import all_gather_values
-from mindspeed_core.runtime.reports import Report
+from mindspeed_core.runtime.metrics import Report
 from mindspeed_megatron.flops import count_flops, uncounted
 from mindspeed_megatron.instruments.device_peak import peak_tflops
 from mindspeed_megatron.instruments.operations import operations
 from mindspeed_megatron.instruments.passes import BACKWARD, FORWARD, RECOMPUTED, current_pass
 from mindspeed_megatron.instruments.work_counter import WorkCounter
+from mindspeed_megatron.padding import StepLengths
 from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:
@@ -108,6 +109,10 @@ class FlopMeter:
         seconds = time.perf_counter() - started
         length = getattr(run.args, "seq_length", None) or 0
         samples = measured.tokens / length if measured.tokens and length else 0.0
+        filled_up = run.session.state(StepLengths).work
+        if filled_up is not None and filled_up.samples is not None:
+            # So many whole ones cost as much.
+            samples = filled_up.samples
         samples = samples or float(run.consumed_train_samples - before)
         if counter is not None:
             self._own = {key: operations(work) for key, work in counter.work.items()}

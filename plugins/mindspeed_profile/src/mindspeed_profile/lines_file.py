@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mindspeed_core.runtime.earlier_files import move_aside
+from mindspeed_megatron.earlier_files import move_aside
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from mindspeed_core.errors import SessionError
+from mindspeed_megatron.linear_layout import is_opaque
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_megatron.vocabulary import KEPT
 from mindspeed_tp.chunked_loss import ChunkedLoss, LossPlan
@@ -84,6 +85,11 @@ def defer_logits(
         bare: Any = unwrap(chunk)
         if not (getattr(bare, "post_process", False) and hasattr(bare, "_postprocess")):
             continue
+        if is_opaque(bare.output_layer):
+            raise SessionError(
+                f"--lm-loss-chunks {chunks}: the output layer is {type(bare.output_layer).__name__}, "
+                "which computes more than the product with its weight; drop the flag"
+            )
         if bare.output_layer.bias is not None:
             raise SessionError(f"--lm-loss-chunks {chunks}: the output layer has a bias; drop the flag")
         head = _Head(bare, chunks, sequence)

@@ -1,6 +1,7 @@
-"""The program ``mindspeed-tune``: what a launch will keep, send and take, before it costs a cluster.
+"""The program ``mindspeed-tune``: what a launch will keep, send and take, and which layout is the fastest.
 
-``mindspeed-tune plan -- ANY TRAINING COMMAND``, also as ``mindspeed-features plan-scale``.
+``mindspeed-tune plan -- ANY TRAINING COMMAND``, also as ``mindspeed-features plan-scale``; ``search``,
+``measure``, ``report`` and ``calibrate``.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ import click
 
 import mindspeed_tune
 from mindspeed_core.errors import UserError
-from mindspeed_core.runtime.earlier_files import move_aside
 from mindspeed_core.terminal.errors import TRACEBACK
 from mindspeed_core.terminal.program import ExplainedGroup, run_program
+from mindspeed_megatron.earlier_files import move_aside
+from mindspeed_tune.calibrate_command import calibrate
+from mindspeed_tune.search_command import TARGETS, measure, report, search
 
 if TYPE_CHECKING:
     from mindspeed_tune.launch_plan import LaunchPlan
 
 PROGRAM = "mindspeed-tune"
 EXIT_PROBLEMS = 1
-_PLATFORMS = {"cpu": "fake", "npu": "fake-npu", "cuda": "fake-cuda"}
 
 
 @click.group(cls=ExplainedGroup, name=PROGRAM, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(mindspeed_tune.__version__, prog_name=PROGRAM)
 @click.option(TRACEBACK, is_flag=True, expose_value=False, help="Print tracebacks of errors too.")
 def program() -> None:
-    """Plan a launch on this machine, whatever its size.
+    """Plan a launch on this machine, whatever its size, and find its fastest layout.
 
     Exit status: 0 the launch holds together, 1 it does not, or cannot be planned, 2 wrong usage.
     """
@@ -102,7 +104,7 @@ def plan(
     launch = read_command(command)
     runner = Ranks(
         launch,
-        platform=_PLATFORMS[plan_target],
+        platform=TARGETS[plan_target],
         exact_layers=plan_layers == "exact",
         exact_microbatches=plan_microbatches == "exact",
         skew=plan_skew,
@@ -146,6 +148,10 @@ def write_reports(found: LaunchPlan, folder: Path) -> None:
         (folder / "schedule.json").write_text(json.dumps(chrome_trace(found)) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--plan-out {folder}: cannot be written ({error}); name another folder") from None
+
+
+for _command in (search, measure, report, calibrate):
+    program.add_command(_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

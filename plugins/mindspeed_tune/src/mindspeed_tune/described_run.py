@@ -44,6 +44,7 @@ _FLAGS = (
     "use_fusion_attn_v2",
     "batch_p2p_comm",
     "cross_entropy_loss_fusion",
+    "untie_embeddings_and_output_weights",
 )
 
 

@@ -142,6 +142,11 @@ def html_report(plan: LaunchPlan) -> str:
         for section in (_head, _memory, _timeline, _groups, _orders, _advice, _largest, _limits)
         for part in section(plan)
     )
+    return page(title, body)
+
+
+def page(title: str, body: str) -> str:
+    """Return a page with a heading and a body of HTML."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -223,12 +228,12 @@ def _memory(plan: LaunchPlan) -> Iterator[str]:
         ]
         for one in stages
     ]
-    yield f"<details><summary>Numbers</summary>{_table(headers, rows, numeric=len(headers) - 1)}</details>"
+    yield f"<details><summary>Numbers</summary>{table(headers, rows, numeric=len(headers) - 1)}</details>"
     modules = plan.fullest.fullest.modules
     if modules:
         rows = [[name, size(amount)] for name, amount in list(modules.items())[:12]]
         yield "<details><summary>Activations by module, fullest kind</summary>"
-        yield _table(["module", "kept for backward"], rows, numeric=2) + "</details>"
+        yield table(["module", "kept for backward"], rows, numeric=2) + "</details>"
 
 
 def _timeline(plan: LaunchPlan) -> Iterator[str]:
@@ -263,7 +268,7 @@ def _timeline(plan: LaunchPlan) -> Iterator[str]:
         rows = [
             [name, duration(max(0.0, length)), percent(max(0.0, length) / whole)] for name, length in parts
         ]
-        yield _table(["where the step goes", "time", "share"], rows, numeric=2)
+        yield table(["where the step goes", "time", "share"], rows, numeric=2)
 
 
 def _groups(plan: LaunchPlan) -> Iterator[str]:
@@ -291,7 +296,7 @@ def _groups(plan: LaunchPlan) -> Iterator[str]:
         for one in plan.groups
     ]
     headers = ["group, in order of creation", "ranks", "which", "crosses nodes", "calls", "input bytes"]
-    yield f"<details><summary>All {len(rows)} groups</summary>{_table(headers, rows, numeric=1)}</details>"
+    yield f"<details><summary>All {len(rows)} groups</summary>{table(headers, rows, numeric=1)}</details>"
     forms = [
         [
             kind.kind.name,
@@ -310,7 +315,7 @@ def _groups(plan: LaunchPlan) -> Iterator[str]:
     if forms:
         headers = ["kind", "group", "operation", "calls by form", "counted", "bytes by form", "counted"]
         headers += ["difference", "closed form"]
-        yield f"<details><summary>Closed forms beside counts</summary>{_table(headers, forms, 3)}</details>"
+        yield f"<details><summary>Closed forms beside counts</summary>{table(headers, forms, 3)}</details>"
 
 
 def _orders(plan: LaunchPlan) -> Iterator[str]:
@@ -342,7 +347,7 @@ def _advice(plan: LaunchPlan) -> Iterator[str]:
             ]
             for one in kind.fullest.advice
         ]
-        yield _table(["flags", "feature", "saves", "why"], rows, numeric=1, escaped=True)
+        yield table(["flags", "feature", "saves", "why"], rows, numeric=1, escaped=True)
 
 
 def _largest(plan: LaunchPlan) -> Iterator[str]:
@@ -368,7 +373,7 @@ def _largest(plan: LaunchPlan) -> Iterator[str]:
         for one in memory.largest
     ]
     headers = ["bytes", "category", "module", "made by", "kept smaller by"]
-    yield _table(headers, rows, numeric=0, escaped=True)
+    yield table(headers, rows, numeric=0, escaped=True)
 
 
 def _would_remove(plan: LaunchPlan, tensor: LargeTensor) -> list[str]:
@@ -395,15 +400,15 @@ def _limits(plan: LaunchPlan) -> Iterator[str]:
     yield "</ul>"
     if plan.hardware is not None and plan.hardware.sources:
         rows = [[key, source] for key, source in plan.hardware.sources.items()]
-        table = _table(["number", "source"], rows, 9)
-        yield f"<details><summary>Sources of hardware numbers</summary>{table}</details>"
+        shown = table(["number", "source"], rows, 9)
+        yield f"<details><summary>Sources of hardware numbers</summary>{shown}</details>"
     if plan.answers:
         rows = [[f"{one.file}:{one.line}", one.value, count(one.count)] for one in plan.answers]
         title = f"{len(rows)} places that read a number of a tensor without values"
-        yield f"<details><summary>{title}</summary>{_table(['place', 'answer', 'times'], rows, 1)}</details>"
+        yield f"<details><summary>{title}</summary>{table(['place', 'answer', 'times'], rows, 1)}</details>"
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: int, escaped: bool = False) -> str:
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: int, escaped: bool = False) -> str:
     """Return a table; columns from ``numeric`` on that hold numbers are set to the right."""
     rights = [
         index >= numeric and all(row[index][:1].isdigit() or row[index][:1] in "–-" for row in rows)

@@ -1,7 +1,8 @@
 """Process that has torch and megatron-core imported, and forks one process for every rank.
 
-Importing them takes longer than running a rank. Jobs come as lines of JSON on standard input, outcomes leave
-as lines on standard output; what ranks print is kept apart. Nothing is written to disk.
+Importing them takes longer than running a rank. Jobs come as lines of JSON on standard input at any time,
+outcomes leave as lines on standard output as they come; what ranks print is kept apart. Nothing is written to
+disk.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import gc
 import json
 import os
 import selectors
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -28,24 +32,27 @@ _MODULES = (
 )
 
 
-def main() -> int:
-    """Serve until standard input ends."""
+def main(parallel: int) -> int:
+    """Serve until standard input ends; ranks that still run then are ended with it.
+
+    Args:
+        parallel: ranks at once.
+    """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # Whatever a rank or an import prints must not be taken for an answer.
     os.dup2(2, 1)
     _import()
-    for line in sys.stdin:
-        batch = json.loads(line)
-        for outcome in _serve(batch["jobs"], batch["parallel"]):
+    # Ctrl-C reaches the whole terminal: the one who gives the jobs ends this process then.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(BrokenPipeError):
+        for outcome in _serve(parallel):
             answers.write(json.dumps(outcome) + "\n")
             answers.flush()
-        answers.write("{}\n")
-        answers.flush()
     return 0
 
 
 def _import() -> None:
-    from mindspeed_core.terminal.quiet import quieten
+    from mindspeed_megatron.quiet import quieten
 
     quieten()
     for name in _MODULES:
@@ -54,23 +61,32 @@ def _import() -> None:
     gc.freeze()
 
 
-def _serve(jobs: list[Any], parallel: int) -> Any:
+def _serve(parallel: int) -> Iterator[dict[str, Any]]:
     """Yield the outcome of every job as it comes."""
-    waiting, running = list(jobs), 0
-    watch = selectors.DefaultSelector()
+    waiting: list[dict[str, Any]] = []
     children: dict[int, dict[str, Any]] = {}
-    while waiting or running:
-        while waiting and running < parallel:
+    begun = b""
+    watch = selectors.DefaultSelector()
+    watch.register(0, selectors.EVENT_READ)
+    while True:
+        while waiting and len(children) < parallel:
             job = waiting.pop(0)
             pid, result, output = _fork(job)
             children[pid] = {"job": job, "open": 2, "result": b"", "output": b""}
             watch.register(result, selectors.EVENT_READ, (pid, "result"))
             watch.register(output, selectors.EVENT_READ, (pid, "output"))
-            running += 1
         for key, _ in watch.select():
+            text = os.read(key.fd, 1 << 16)
+            if key.data is None:
+                if not text:
+                    for pid in children:
+                        os.kill(pid, signal.SIGKILL)
+                    return
+                *lines, begun = (begun + text).split(b"\n")
+                waiting += map(json.loads, lines)
+                continue
             pid, name = key.data
             child = children[pid]
-            text = os.read(key.fd, 1 << 16)
             if text:
                 child[name] += text
                 if name == "output":
@@ -81,7 +97,6 @@ def _serve(jobs: list[Any], parallel: int) -> Any:
             child["open"] -= 1
             if child["open"] == 0:
                 _, status = os.waitpid(pid, 0)
-                running -= 1
                 yield _outcome(children.pop(pid), status)
 
 
@@ -99,6 +114,7 @@ def _fork(job: dict[str, Any]) -> tuple[int, int, int]:
     os.dup2(to_output, 2)
     os.close(to_output)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     from mindspeed_tune.rank_process import run_rank
 
     def deliver(text: str) -> None:
@@ -117,8 +133,9 @@ def _outcome(child: dict[str, Any], status: int) -> dict[str, Any]:
     except ValueError:
         code = os.waitstatus_to_exitcode(status)
         found = {"kind": "failed", "text": f"its process ended with status {code}"}
-    return {**found, "rank": child["job"]["rank"], "output": child["output"].decode(errors="replace")}
+    job, told = child["job"], child["output"].decode(errors="replace")
+    return {**found, "rank": job["rank"], "job": job["job"], "output": told}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

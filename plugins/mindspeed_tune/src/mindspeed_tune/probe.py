@@ -66,11 +66,13 @@ class ProbeOptions:
         exact_layers: all layers instead of one and two of each kind.
         exact_microbatches: all micro-batches instead of one and two.
         only_order: one pass is enough: the rank takes part in the order check alone.
+        reliefs: ask what features that are not active would keep less.
     """
 
     exact_layers: bool = False
     exact_microbatches: bool = False
     only_order: bool = False
+    reliefs: bool = True
 
 
 class Probe:
@@ -300,7 +302,7 @@ class Probe:
             host_bytes=storage.host,
             cost=_ratios(self._runs[0][1]["events"]),
             backend=_backend(log, session.platform),
-            reliefs=() if self.options.only_order else reliefs(session, run),
+            reliefs=reliefs(session, run) if self.options.reliefs and not self.options.only_order else (),
         )
 
     def _call(self, call: Any, index: Mapping[Any, int], seen: int) -> Call:

@@ -14,9 +14,9 @@ from typing import Any
 from mindspeed_core.discovery.slots import claimed_roles
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Feature
-from mindspeed_core.formulas import ELEMENT_SIZE, evaluate, formula_of
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.resolver.resolve import resolve
+from mindspeed_megatron.formulas import ELEMENT_SIZE, evaluate, formula_of
 from mindspeed_tune.record import Relief
 
 _QUANTITY = "activation_bytes"

@@ -177,7 +177,8 @@ def _drop_rules_of_transferred_names() -> None:
     """
     from torch._dynamo import trace_rules
 
-    for rules in trace_rules.torch_name_rule_map:
+    tables: Any = trace_rules.torch_name_rule_map
+    for rules in tables:
         for name in [name for name in rules if name.startswith("torch.cuda.")]:
             meant = trace_rules.load_object(name)
             if str(getattr(meant, "__module__", "")).startswith(("torch_npu.", "torch.npu.")):

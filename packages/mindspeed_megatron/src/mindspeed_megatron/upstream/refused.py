@@ -12,7 +12,6 @@ from mindspeed_megatron.upstream.verdicts import (
     refused,
 )
 
-_MODELS = "belongs to the package mindspeed-models, which is not published yet"
 _MEGATRON_LM = "use Megatron-LM's scripts for it, with `import mindspeed_core.megatron_adaptor`"
 
 REFUSED_FLAGS: tuple[Verdict, ...] = (
@@ -98,9 +97,14 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 "end it with --exit-interval or --exit-duration-in-mins",
                 "--phase-transition-iterations",
             ),
-            "fill-in-the-middle and chat samples are not made while training": (
+            "fill-in-the-middle samples are not made while training": (
                 "prepare them as text for `mindspeed-train prepare-text`",
-                "--fim-* --sft --sft-*",
+                "--fim-*",
+            ),
+            "conversations are prepared before training": (
+                "prepare them with `mindspeed-models preprocess --dataset-format` and train with "
+                "--is-instruction-dataset (--pack-samples packs them)",
+                "--sft --sft-*",
             ),
             "the tokenizer's file decides": (
                 "prepare one with `mindspeed-train prepare-text`",
@@ -181,6 +185,10 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 "--use-batch-invariant-ops --use-flash-attn-npu-batch-invariant",
             ),
             "one framework: torch": (LEAVE_OUT, "--ai-framework"),
+            "multimodal models are not here, so nothing searches for their layouts": (
+                "use --auto-settings for a language model",
+                "--auto-parallel-mm --simulated-nnodes --simulated-nproc-per-node",
+            ),
             "switches of the search's own measuring runs, which are not the user's to set": (
                 LEAVE_OUT,
                 "--auto-parallel-profile --profile-memory --profile-operator",
@@ -204,30 +212,24 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
     *refused(
         MINDSPEED_LLM,
         {
-            f"the instruction data {_MODELS}": (
-                "prepare the data as text for `mindspeed-train prepare-text`",
-                "--handler-name --is-instruction-dataset --is-pairwise-dataset --pack --neat-pack "
-                "--no-pad-to-seq-lengths --pad-to-multiple-of --padded-samples --no-shuffle "
-                "--enable-thinking --workers --tokenizer-padding-side --max-batch-size",
+            "preferences are not trained here": ("train on answers alone", "--is-pairwise-dataset --dpo-*"),
+            "the loss is computed in chunks by another flag": (
+                "use --lm-loss-chunks of mindspeed-tp",
+                "--loss-compute-mode --loss-chunk-size",
             ),
-            f"templates of prompts and stages of finetuning {_MODELS.replace('belongs', 'belong')}": (
-                "train on text alone",
-                "--prompt-type --stage --dpo-* --loss-compute-mode --loss-chunk-size",
+            "weights are written in another format after a training": (
+                "export them with `mindspeed-models export`",
+                "--enable-mg2hf-convert --hf-cfg-dir",
             ),
-            f"reading of weights of other formats {_MODELS}": (
-                "train from scratch, or from a torch_dist checkpoint",
-                "--model-type-hf --enable-hf2mg-convert --enable-mg2hf-convert --hf-cfg-dir",
-            ),
-            f"finetuning with low-rank adapters {_MODELS}": ("train all weights", "--lora-*"),
-            "states of fewer bits belong to the package mindspeed-optim, which is not published yet": (
-                LEAVE_OUT,
+            "states of fewer bits have flags of their own": (
+                "use --quant-states of mindspeed-optim",
                 "--o2-optimizer --o2-gradient",
             ),
             "Megatron-LM's scripts do not take the constants of yarn": (
                 "use mindspeed-train",
                 "--beta-fast --beta-slow --original-max-position-embeddings",
             ),
-            f"the specification of a prediction layer {_MODELS}": (LEAVE_OUT, "--mtp-spec"),
+            "layers that predict further tokens are the model's own": (LEAVE_OUT, "--mtp-spec"),
             "sparse attention with an indexer is not here": (
                 LEAVE_OUT,
                 "--enable-dsa-indexer --use-sparse-flash-attn --index-* --indexer-loss-coeff "
@@ -243,7 +245,7 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 LEAVE_OUT,
                 "--enable-mhc --use-fused-mhc --use-triton-mhc --hc-mult",
             ),
-            f"this part of a model {_MODELS}": (
+            "this part of a model is not here": (
                 LEAVE_OUT,
                 "--rmsnorm-weight-in-fp32 --init-norm-weight-in-fp32 --gelu-tanh --post-norm "
                 "--query-pre-attn-scalar "

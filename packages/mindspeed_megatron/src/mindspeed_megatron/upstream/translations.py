@@ -10,6 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from mindspeed_megatron.upstream.finetuning import (
+    in_their_order,
+    noted_as,
+    packed,
+    packed_apart,
+    prepared,
+    stage,
+    unpadded,
+)
 from mindspeed_megatron.upstream.fsdp2_file import fsdp2_file
 from mindspeed_megatron.upstream.given import (
     ChangesNothing,
@@ -21,8 +30,6 @@ from mindspeed_megatron.upstream.given import (
     Translation,
 )
 from mindspeed_megatron.upstream.verdicts import MEGATRON_LM, MINDSPEED, MINDSPEED_LLM
-
-_MODELS = "the package mindspeed-models, which is not published yet"
 
 
 def renamed(option: str) -> Translation:
@@ -174,7 +181,7 @@ def rope_scaling(given: Given, line: Line) -> Outcome:
                 f"{other[0]} is fixed at {fixed[other[0]]:g} here", "use Llama 3.1's value, or leave it out"
             )
         return Translated(("--use-rope-scaling",))
-    return Refused(f"{word or 'an empty type'} belongs to {_MODELS}", "use yarn or llama3")
+    return Refused(f"positions are not scaled as {word or 'an empty type'} says", "use yarn or llama3")
 
 
 def rope_scaling_factor(given: Given, line: Line) -> Outcome | None:
@@ -203,7 +210,7 @@ def tokenizer_type(given: Given, line: Line) -> Outcome | None:
     if given.words == ("PretrainedFromHF",):
         return Translated(("--tokenizer-type", "HuggingFaceTokenizer"))
     if given.words == ("MagistralTokenizer",):
-        return Refused(f"MagistralTokenizer belongs to {_MODELS}", "use HuggingFaceTokenizer")
+        return Refused("Magistral's own tokenizer is not here", "use HuggingFaceTokenizer")
     return None
 
 
@@ -269,7 +276,7 @@ def specification(given: Given, line: Line) -> Outcome | None:
             return ChangesNothing(
                 "megatron-core's latent attention computes the same; weights there have other names"
             )
-    return Refused(f"the layers of {name} belong to {_MODELS}", "leave it out for megatron-core's layers")
+    return Refused(f"the layers of {name} are not here", "leave it out for megatron-core's layers")
 
 
 _LATENT = ("--multi-latent-attention", "--multi-head-latent-attention")
@@ -373,6 +380,27 @@ TRANSLATIONS: Mapping[str, Entry] = {
     "--no-position-embedding": Entry(MEGATRON_LM, position_embedding, "`--position-embedding-type none`"),
     "--ckpt-format": Entry(MEGATRON_LM, checkpoint_format, "torch and torch_dcp as torch_dist", NO_CHOICE),
     "--attention-backend": Entry(MEGATRON_LM, attention_backend, "flash as `--use-flash-attn`", ALWAYS),
+    "--stage": Entry(MINDSPEED_LLM, stage, "sft as `--is-instruction-dataset`"),
+    "--no-pad-to-seq-lengths": Entry(MINDSPEED_LLM, unpadded, "`--variable-seq-lengths`"),
+    "--pack": Entry(MINDSPEED_LLM, packed, "`--pack-samples`, with `--neat-pack`"),
+    "--neat-pack": Entry(MINDSPEED_LLM, packed_apart, "`--pack-samples`"),
+    "--no-shuffle": Entry(MINDSPEED_LLM, in_their_order, "nothing: refused"),
+    **{
+        name: Entry(MINDSPEED_LLM, prepared, "nothing: `mindspeed-models preprocess` takes it")
+        for name in ("--handler-name", "--prompt-type", "--enable-thinking", "--workers")
+    },
+    **{
+        name: Entry(MINDSPEED_LLM, noted_as(reason), "nothing")
+        for name, reason in {
+            "--padded-samples": "the last batch of an epoch is filled from the next one",
+            "--pad-to-multiple-of": "what fills up is no token, however much it is",
+            "--tokenizer-padding-side": "what fills up is no token, on whichever side",
+            "--max-batch-size": "it is for generating text",
+            "--model-type-hf": "config.json of the directory that is loaded says it",
+            "--enable-hf2mg-convert": "--load reads a Hugging Face directory as it is",
+            "--lora-fusion": "it chooses a kernel",
+        }.items()
+    },
     "--spec": Entry(MINDSPEED_LLM, specification, "names of MindSpeed-LLM's specifications"),
 }
 """Translations by option string."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
-from mindspeed_megatron.data_source import check_only_source, data_source
+from mindspeed_megatron.data_source import check_only_source, data_source, reads_files
 from mindspeed_megatron.uneven_partition import leaves_partition
 from mindspeed_train.arguments.errors import argument_error, option
 from mindspeed_train.arguments.folders import check_folders
@@ -235,7 +235,8 @@ def _derive_vocabulary(session: Session, args: Namespace) -> None:
 def _check_data(session: Session, args: Namespace) -> None:
     if data_source(session):
         check_only_source(session, args)
-        return
+        if not reads_files(session):
+            return
     sources = data_sources(args)
     if sources.per_split is not None and session.provenance.get("split", "default") != "default":
         raise argument_error(args, "--split", "each split has its own data already", "drop it")

@@ -42,6 +42,7 @@ _RATES = "max_lr min_lr init_lr start_lr start_wd end_wd".split()
 _NUMBERS = "lr max_lr min_lr initial_lr weight_decay lr_mult wd_mult eps betas momentum".split()
 _SWITCHES = (
     "singleton_local_shards",
+    "non_homogeneous_layers",
     "chained_optim_avoid_prefix",
     "distrib_optim_fully_reshardable_mem_efficient",
 )

@@ -248,7 +248,11 @@ class _Load:
     def _described(self) -> dict[str, Any]:
         saved = self.common.get("content_metadata") or {}
         sharding = saved.get("distrib_optim_sharding_type", "fully_reshardable")
-        return checkpoint_content.layout_metadata(self.run, sharding=sharding)
+        described = checkpoint_content.layout_metadata(self.run, sharding=sharding)
+        if saved.get("non_homogeneous_layers"):
+            # Each layer has keys of its own in this file.
+            described["non_homogeneous_layers"] = True
+        return described
 
     def _check_model(self) -> None:
         """Compare the model that the weights were trained in with the one that they are to be loaded into."""
@@ -372,10 +376,13 @@ class _Load:
             *all_gather_values({shard.key for shard in _shards(template) if isinstance(shard, ShardedTensor)})
         )
         ignored = ("optimizer.", "features.", "rng_state", "chained_")
+        # Converted weights have some tensors under the names of several layer specifications.
+        listed = self.common.get("repeated_keys")
+        repeated = {key for key in listed if isinstance(key, str)} if isinstance(listed, list) else set()
         unused = sorted(
             key
             for key in self.index.keys
-            if key not in wanted and not key.startswith(ignored) and "_extra_state" not in key
+            if key not in wanted | repeated and not key.startswith(ignored) and "_extra_state" not in key
         )
         if unused:
             _warn(

@@ -24,7 +24,7 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_megatron.tracker import TRACKER
 from mindspeed_train.checkpoint import manifest_fields
 from mindspeed_train.checkpoint.fields import Fields
-from mindspeed_train.checkpoint.older_formats import refuse_older_format, refuse_without_step
+from mindspeed_train.checkpoint.older_formats import RELEASE, refuse_older_format, refuse_without_step
 from mindspeed_train.checkpoint.opened_files import (
     inside,
     parse_json,
@@ -413,6 +413,11 @@ def _read_tracker(path: Path) -> tuple[int | None, str]:
         return None, "is missing"
     except (OSError, UnicodeDecodeError) as error:
         return None, f"cannot be read ({error})"
+    if text == RELEASE and (path.parent / RELEASE).is_symlink():
+        # Converted weights have both names: Megatron-LM loads weights without a step by this one.
+        step = iteration_of(os.readlink(path.parent / RELEASE))
+        if step is not None:
+            return step, ""
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         return None, f"holds {text[:40]!r} instead of a step number"
     return int(text), ""

@@ -165,21 +165,26 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)
 
 
-def write_index(path: str | Path, lengths: np.ndarray, dtype: np.dtype) -> None:
-    """Write the index of a dataset whose documents have one sequence each, as megatron-core's builder does.
+def write_index(
+    path: str | Path, lengths: np.ndarray, dtype: np.dtype, sequences: np.ndarray | None = None
+) -> None:
+    """Write the index of a dataset as megatron-core's builder does.
 
     Args:
         path: the ``.idx`` file.
-        lengths: tokens of each document, ``[documents]`` int32.
+        lengths: tokens of each sequence, ``[sequences]`` int32.
         dtype: type of a token in the ``.bin`` file.
+        sequences: how many sequences each document has, ``[documents]``; None for one.
     """
     code = next(code for code, known in _DTYPES.items() if np.dtype(known) == dtype)
     ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
+    each = np.ones(len(lengths), dtype=np.int64) if sequences is None else sequences
+    bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(each, dtype=np.int64)])
     with Path(path).open("wb") as stream:
-        stream.write(_HEADER.pack(_MAGIC, 1, code, len(lengths), len(lengths) + 1))
+        stream.write(_HEADER.pack(_MAGIC, 1, code, len(lengths), len(bounds)))
         stream.write(lengths.astype("<i4").tobytes())
         stream.write((ends - lengths.astype(np.int64) * dtype.itemsize).astype("<i8").tobytes())
-        stream.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+        stream.write(bounds.astype("<i8").tobytes())
 
 
 def largest_token(files: DatasetFiles, limit: int = 1 << 20) -> int:

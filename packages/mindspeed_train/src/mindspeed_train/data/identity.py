@@ -8,7 +8,7 @@ costs a moment for datasets of any size; ``mindspeed-train data check --full`` r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,14 +62,23 @@ def digest_of(prefix: str, *, full: bool = False) -> str:
     return found.hexdigest()
 
 
-def record_of(sources: Sources, split: str) -> dict[str, Any]:
-    """Return the record of the training data that flags name, in plain values."""
+def record_of(
+    sources: Sources, split: str, pairs: Callable[[str], Sequence[str]] = lambda prefix: (prefix,)
+) -> dict[str, Any]:
+    """Return the record of the training data that flags name, in plain values.
+
+    Args:
+        sources: what the flags name.
+        split: ``--split``.
+        pairs: the prefixes of the files behind a name.
+    """
     blend = sources.blend(0)
     if blend is None:
         return {}
     digests: dict[str, str] = {}
     for prefix in blend.prefixes:
-        digests.setdefault(prefix, digest_of(prefix))
+        if prefix not in digests:
+            digests[prefix] = "+".join(map(digest_of, pairs(prefix)))
     weights: Sequence[float | None] = blend.weights or [None] * len(blend.prefixes)
     record: dict[str, Any] = {
         "train": [

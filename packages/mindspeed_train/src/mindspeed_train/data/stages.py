@@ -18,13 +18,14 @@ import torch.distributed as dist
 from megatron.core.datasets import blended_dataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset, MockGPTLowLevelDataset
+from megatron.core.datasets.megatron_dataset import MegatronDataset
 from torch.utils.data import Dataset
 
 from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.run import Batch, DataIterators, Datasets, Run, Sampling
 from mindspeed_core.runtime.gather import all_gather_values
-from mindspeed_megatron.data_source import data_source
+from mindspeed_megatron.data_source import check_kept_apart, data_source
 from mindspeed_megatron.micro_batches import check_shape, micro_batches
 from mindspeed_megatron.random_sampler import RandomSampler
 from mindspeed_train.arguments.sizes import check_index_fits
@@ -63,9 +64,31 @@ class _StageFields:
 @hookimpl(trylast=True)
 def build_datasets(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
     """Build megatron-core's GPT datasets: rank 0 first, then the others from its index cache."""
+    return datasets_from_files(session, args, num_samples)
+
+
+def datasets_from_files(
+    session: Session,
+    args: Namespace,
+    num_samples: _Sizes,
+    kind: type[MegatronDataset] = GPTDataset,
+    pairs: Callable[[str], Sequence[str]] = lambda prefix: (prefix,),
+) -> Datasets:
+    """Build datasets of the files that `--data-path` and its relatives name, blended and split.
+
+    For the stage, and for features that read these files in another way. Collective.
+
+    Args:
+        session: the open session.
+        args: the arguments.
+        num_samples: see the stage.
+        kind: builds a dataset from files and answers samples.
+        pairs: the prefixes of the ``.bin`` / ``.idx`` pairs that a name in a blend stands for, those with
+            ids of the vocabulary first.
+    """
     if session.platform.dry_run:
         return no_datasets(num_samples)
-    return _rank_by_rank(lambda: _build(session, args, num_samples), args)
+    return _rank_by_rank(lambda: _build(session, args, num_samples, kind, pairs), args)
 
 
 @hookimpl(trylast=True)
@@ -130,6 +153,7 @@ def get_batch(session: Session, run: Run, data_iterator: Iterator[Any], vp_stage
         return Batch()
     sample = next(data_iterator)
     _check_fields(session, sample, fields)
+    check_kept_apart(session, run.args, sample)
     _check_shape(run, sample)
     device = run.dist.device
     moved = {name: sample[name] for name in fields}
@@ -249,7 +273,13 @@ class _RankLocalBuilder(BlendedMegatronDatasetBuilder):
         return (BlendedDataset if cls is blended_dataset.BlendedDataset else cls)(*args)
 
 
-def _build(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
+def _build(
+    session: Session,
+    args: Namespace,
+    num_samples: _Sizes,
+    kind: type[MegatronDataset],
+    pairs: Callable[[str], Sequence[str]],
+) -> Datasets:
     sources = data_sources(args)
     tokenizer = session.state(BuiltTokenizer).tokenizer
     if tokenizer is None:
@@ -285,8 +315,8 @@ def _build(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
             values["multiple_validation_sets"] = True
     if args.full_validation:
         values["full_validation"] = True
-    _check_sources(sources, tokenizer, shares, args.split, num_samples)
-    _check_identity(session, sources, args)
+    _check_sources(sources, tokenizer, shares, args.split, num_samples, pairs)
+    _check_identity(session, sources, args, pairs)
     check_index_fits(args, num_samples)
     config = GPTDatasetConfig(**values)
     if config.split_matrix is not None:
@@ -294,7 +324,7 @@ def _build(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
             share if samples != 0 else None for share, samples in zip(config.split_matrix, num_samples)
         ]
         config.split_matrix = matrix
-    dataset_class = MadeUpDataset if sources.made_up else GPTDataset
+    dataset_class = MadeUpDataset if sources.made_up else kind
     with index_builders():
         train, valid, test = _RankLocalBuilder(dataset_class, list(num_samples), lambda: True, config).build()
     wanted = num_samples[0] or 0
@@ -310,12 +340,14 @@ def _build(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
     return Datasets(train, None, test, dict(zip(names, sets)))
 
 
-def _check_identity(session: Session, sources: Sources, args: Namespace) -> None:
+def _check_identity(
+    session: Session, sources: Sources, args: Namespace, pairs: Callable[[str], Sequence[str]]
+) -> None:
     """Compare the training data with the checkpoint's, and keep their record for the next; on one rank."""
     if sources.made_up or (dist.is_initialized() and dist.get_rank() != 0):
         return
     data = session.state(TrainingData)
-    data.record = record_of(sources, args.split)
+    data.record = record_of(sources, args.split, pairs)
     changed = check_unchanged(data, allowed=bool(args.allow_other_data) or bool(args.skip_train))
     if changed:
         logger.warning("%s", changed)
@@ -334,11 +366,20 @@ def _set_names(blend: Blend | None) -> list[str]:
 
 
 def _check_sources(
-    sources: Sources, tokenizer: Tokenizer, shares: _Shares, split: str, num_samples: _Sizes
+    sources: Sources,
+    tokenizer: Tokenizer,
+    shares: _Shares,
+    split: str,
+    num_samples: _Sizes,
+    pairs: Callable[[str], Sequence[str]],
 ) -> None:
-    checked = {prefix: check_dataset_files(prefix, sources.flag_of(prefix)) for prefix in sources.prefixes()}
+    checked = {}
+    for prefix in sources.prefixes():
+        found = [check_dataset_files(pair, sources.flag_of(prefix)) for pair in pairs(prefix)]
+        for files in found:
+            _check_tokens(files, tokenizer)
+        checked[prefix] = found[0]
     for files in checked.values():
-        _check_tokens(files, tokenizer)
         if sources.shared is not None:
             _check_shares(files, shares, split, num_samples)
     for name, blend in zip(SPLITS, sources.per_split or ()):

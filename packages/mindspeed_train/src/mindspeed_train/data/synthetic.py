@@ -38,9 +38,12 @@ def no_datasets(num_samples: tuple[int, int | None, int]) -> Datasets:
 def shaped_iterators(run: Run) -> DataIterators:
     """Return endless iterators over micro-batches that have shapes alone, for every split there is."""
     assert run.datasets is not None
+    args = run.args
+    asked = run.session.call("batch_fields", args=args, pre_process=True, post_process=True)
+    padded = "padding_mask" in asked
 
     def over(dataset: Any) -> list[Iterator[dict[str, torch.Tensor]]] | None:
-        return None if dataset is None else [shaped_batches(run.args, dataset) for _ in run.model]
+        return None if dataset is None else [shaped_batches(args, dataset, padded=padded) for _ in run.model]
 
     found = run.datasets
     sets = {name: iterators for name, data in found.valid_sets.items() if (iterators := over(data))}
@@ -48,16 +51,18 @@ def shaped_iterators(run: Run) -> DataIterators:
     return DataIterators(train, over(found.valid), over(found.test), sets)
 
 
-def shaped_batches(args: Namespace, dataset: NoSamples) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield micro-batches with the fields of megatron-core's GPT datasets."""
+def shaped_batches(
+    args: Namespace, dataset: NoSamples, *, padded: bool = False
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield micro-batches with the fields of GPT datasets; ``padded`` adds the mask of padding."""
     while True:
         if not dataset.kept:
             dataset.kept += _kept(args)
         # Nothing here may hold on to a batch: it is freed after its step.
-        yield _batch(args)
+        yield _batch(args, padded=padded)
 
 
-def _batch(args: Namespace) -> dict[str, torch.Tensor]:
+def _batch(args: Namespace, *, padded: bool) -> dict[str, torch.Tensor]:
     shape = (args.micro_batch_size, args.seq_length)
     batch = {
         "tokens": torch.empty(shape, dtype=torch.int64),
@@ -65,6 +70,8 @@ def _batch(args: Namespace) -> dict[str, torch.Tensor]:
         "loss_mask": torch.empty(shape, dtype=torch.float32),
         "position_ids": torch.empty(shape, dtype=torch.int64),
     }
+    if padded:
+        batch["padding_mask"] = torch.empty(shape, dtype=torch.bool)
     if args.create_attention_mask_in_dataloader:
         square = (args.micro_batch_size, 1, args.seq_length, args.seq_length)
         batch["attention_mask"] = torch.empty(square, dtype=torch.bool)

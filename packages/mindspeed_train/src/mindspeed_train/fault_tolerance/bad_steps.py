@@ -20,6 +20,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_megatron.fully_sharded.torch_fsdp2 import local_part
 from mindspeed_megatron.losses import copied_later
+from mindspeed_megatron.padding import padding_options
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_train.checkpoint import rng_state
 
@@ -291,7 +292,7 @@ def origin_of_loss(run: Run, batch: Batch, model_chunk: MegatronModule) -> str:
     training = chunk.training
     chunk.eval()
     try:
-        options: dict[str, Any] = {}
+        options = padding_options(run, batch, chunk)
         if batch.packed_seq_params is not None:
             options["packed_seq_params"] = batch.packed_seq_params
         with torch.no_grad():

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.runtime.metrics import report_lines
+from mindspeed_megatron.padding import StepLengths
 from mindspeed_megatron.parameter_norm import parameter_norm
 from mindspeed_train.monitoring.straggler import (
     ForwardClock,
@@ -97,8 +98,8 @@ class Measures:
         """
         found: dict[str, Any] = {}
         if self.throughput is not None:
-            samples = result.tokens // run.args.seq_length
-            found.update(self.throughput.figures(samples, result.seconds, run.dist.world_size))
+            samples, work = result.tokens // run.args.seq_length, run.session.state(StepLengths).work
+            found.update(self.throughput.figures(samples, result.seconds, run.dist.world_size, work))
         if self.clock is not None:
             found.update(straggler_report(run, self.clock))
         if self.energy is not None:

@@ -13,6 +13,7 @@ from mindspeed_megatron.instruments.device_peak import peak_tflops
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
+    from mindspeed_megatron.padding import StepWork
 
 
 @dataclass(frozen=True)
@@ -29,20 +30,26 @@ class Throughput:
     peak: float | None
     source: str
 
-    def figures(self, samples: int, seconds: float, devices: int) -> dict[str, float]:
+    def figures(
+        self, samples: int, seconds: float, devices: int, work: StepWork | None = None
+    ) -> dict[str, float]:
         """Return ``tflops_per_device``, ``hardware_tflops_per_device`` and ``share_of_peak`` of a step.
 
         Args:
             samples: sequences of the step over all ranks.
             seconds: wall time of the step.
             devices: number of ranks.
+            work: of a step whose samples are filled up, in place of ``samples``.
         """
         if self.operations is None or not seconds:
             return {}
-        scale = samples / seconds / devices / 1e12
-        found = {"tflops_per_device": self.operations.model * scale}
+        scale = 1.0 / seconds / devices / 1e12
+        model, hardware = self.operations.model * samples, self.operations.hardware * samples
+        if work is not None and work.model is not None and work.hardware is not None:
+            model, hardware = work.model, work.hardware
+        found = {"tflops_per_device": model * scale}
         if self.operations.recomputed:
-            found["hardware_tflops_per_device"] = self.operations.hardware * scale
+            found["hardware_tflops_per_device"] = hardware * scale
         if self.peak:
             found["share_of_peak"] = found["tflops_per_device"] / self.peak
         return found

@@ -93,7 +93,7 @@ def segments_of(file: Path, size: int) -> list[Segment]:
     """Divide a file into segments of about ``size`` bytes, as far as its format allows."""
     total = _size(file)
     if _suffix(file.name) == ".parquet":
-        groups = _parquet(file).metadata.num_row_groups
+        groups = open_parquet(file).metadata.num_row_groups
         step = max(1, groups * size // max(1, total))
         return [
             Segment(str(file), first, min(first + step, groups), total * min(step, groups - first) // groups)
@@ -128,7 +128,7 @@ def read_segment(segment: Segment, reading: Reading, skipped: list[str]) -> Iter
 
 
 def _plain(file: Path, reading: Reading, skipped: list[str]) -> Iterator[str]:
-    content = b"".join(line for _, line in _lines(file, 0, None))
+    content = b"".join(line for _, line in lines_of(file, 0, None))
     try:
         text = content.decode("utf-8", "replace" if reading.encoding_errors == "replace" else "strict")
     except UnicodeDecodeError as error:
@@ -145,7 +145,7 @@ def _plain(file: Path, reading: Reading, skipped: list[str]) -> Iterator[str]:
 
 
 def _json_lines(file: Path, segment: Segment, reading: Reading, skipped: list[str]) -> Iterator[str]:
-    for offset, line in _lines(file, segment.start, segment.end):
+    for offset, line in lines_of(file, segment.start, segment.end):
         try:
             text = line.decode("utf-8", "replace" if reading.encoding_errors == "replace" else "strict")
         except UnicodeDecodeError as error:
@@ -178,7 +178,7 @@ def _json_lines(file: Path, segment: Segment, reading: Reading, skipped: list[st
 
 
 def _parquet_rows(file: Path, segment: Segment, reading: Reading) -> Iterator[str]:
-    source = _parquet(file)
+    source = open_parquet(file)
     missing = [key for key in reading.json_keys if key not in source.schema_arrow.names]
     if missing:
         found = ", ".join(map(repr, source.schema_arrow.names))
@@ -206,7 +206,12 @@ def _parquet_rows(file: Path, segment: Segment, reading: Reading) -> Iterator[st
             ) from error
 
 
-def _parquet(file: Path) -> Any:
+def open_parquet(file: Path) -> Any:
+    """Open a Parquet file.
+
+    Raises:
+        DataError: it is none, or the library is missing.
+    """
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
@@ -224,7 +229,7 @@ def _parquet(file: Path) -> Any:
 _ENCODING = "convert the file, or use --encoding-errors replace or --encoding-errors skip"
 
 
-def _lines(file: Path, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:
+def lines_of(file: Path, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that begin within a range, with their offsets in the uncompressed file."""
     offset = start
     read = 0
@@ -259,7 +264,7 @@ def _open(file: Path) -> BinaryIO:
 
 def _line_number(file: Path, offset: int) -> int:
     """Return the number of the line at an offset; reads again, since only errors need it."""
-    return sum(1 for at, _ in _lines(file, 0, None) if at <= offset)
+    return sum(1 for at, _ in lines_of(file, 0, None) if at <= offset)
 
 
 def _suffix(name: str) -> str:

@@ -13,18 +13,18 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from mindspeed_core.errors import DataError
+from mindspeed_core.errors import DataError, UserError
 from mindspeed_train.text.input import Reading, Segment, read_segment, segments_of
 from mindspeed_train.text.tokenizer import TextTokenizer, load_tokenizer
 
@@ -51,9 +51,33 @@ class Part:
         return sum(segment.size for segment in self.segments)
 
 
+class Making(Protocol):
+    """Makes parts, in this process or in several.
+
+    Attributes:
+        folder: where parts are kept.
+    """
+
+    @property
+    def folder(self) -> str:
+        """Return the folder of the parts."""
+
+    def part(self, segments: Sequence[Segment]) -> Part:
+        """Return the part that is made of segments of files."""
+
+    def path(self, part: Part, suffix: str) -> Path:
+        """Return the path of a file of a part."""
+
+    def open(self) -> Any:
+        """Load what making parts needs, once a process."""
+
+    def make(self, part: Part, opened: Any) -> None:
+        """Write the files of a part, that with the suffix ``.json`` last."""
+
+
 @dataclass(frozen=True)
 class Work:
-    """The options that are the same for all parts.
+    """The options that are the same for all parts, and tokenizing with them.
 
     Attributes:
         folder: where parts are kept.
@@ -79,14 +103,28 @@ class Work:
         """Make a part with its name."""
         # The identity has what a flag says of the tokenizer.
         beside = ("folder", "tokenizer", "eod_token")
-        how = {name: value for name, value in asdict(self).items() if name not in beside}
-        read = [[asdict(segment), *file_facts(segment.file)] for segment in segments]
-        digest = hashlib.sha256(json.dumps([how, read], sort_keys=True).encode()).hexdigest()
-        return Part(f"part-{digest[:32]}", tuple(segments))
+        return named_part(
+            {name: value for name, value in asdict(self).items() if name not in beside}, segments
+        )
 
     def path(self, part: Part, suffix: str) -> Path:
         """Return the path of a file of a part."""
         return Path(self.folder, f"{part.name}{suffix}")
+
+    def open(self) -> TextTokenizer:
+        """Load the tokenizer."""
+        return load_tokenizer(self.tokenizer, self.tokenizer_type, self.eod_token)
+
+    def make(self, part: Part, opened: TextTokenizer) -> None:
+        """Tokenize a part."""
+        _tokenize(part, self, opened)
+
+
+def named_part(how: Mapping[str, Any], segments: Sequence[Segment]) -> Part:
+    """Return the part that is made of segments of files, as they are now, in a way that plain values tell."""
+    read = [[asdict(segment), *file_facts(segment.file)] for segment in segments]
+    digest = hashlib.sha256(json.dumps([how, read], sort_keys=True).encode()).hexdigest()
+    return Part(f"part-{digest[:32]}", tuple(segments))
 
 
 def file_facts(file: str | Path) -> list[int]:
@@ -95,13 +133,25 @@ def file_facts(file: str | Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def plan_parts(files: Iterable[Path], work: Work, size: int = PART_BYTES) -> list[Part]:
-    """Divide files into parts of about ``size`` bytes, in order: large files are cut, small ones gathered."""
+def plan_parts(
+    files: Iterable[Path],
+    work: Making,
+    size: int = PART_BYTES,
+    divide: Callable[[Path, int], Sequence[Segment]] = segments_of,
+) -> list[Part]:
+    """Divide files into parts of about ``size`` bytes, in order: large files are cut, small ones gathered.
+
+    Args:
+        files: what is read.
+        work: names parts.
+        size: of a part, in bytes.
+        divide: cuts a file into segments of about so many bytes.
+    """
     parts: list[Part] = []
     gathered: list[Segment] = []
     total = 0
     for file in files:
-        for segment in segments_of(file, size):
+        for segment in divide(file, size):
             gathered.append(segment)
             total += segment.size
             if total >= size:
@@ -127,6 +177,25 @@ def make_parts(
     Raises:
         DataError: a file cannot be used, or a worker died.
     """
+    reused = finish_parts(parts, work, workers, progress)
+    return reused, [name for part in parts for name in _facts(work, part)["skipped"]]
+
+
+def finish_parts(parts: Sequence[Part], work: Making, workers: int, progress: Callable[[int], None]) -> int:
+    """Make every part that is not there yet, and remove those of other input.
+
+    Args:
+        parts: all parts.
+        work: makes one.
+        workers: number of processes; 1 works in this one.
+        progress: called with the bytes of each part as it is finished or found.
+
+    Returns:
+        How many parts were found finished.
+
+    Raises:
+        DataError: a file cannot be used, or a worker died.
+    """
     expected = {part.name for part in parts}
     for file in Path(work.folder).glob("part-*"):
         if file.name.partition(".")[0] not in expected:
@@ -137,14 +206,13 @@ def make_parts(
             progress(part.size)
     reused = len(parts) - len(missing)
     if workers == 1 or len(missing) <= 1:
-        tokenizer = load_tokenizer(work.tokenizer, work.tokenizer_type, work.eod_token)
+        opened = work.open() if missing else None
         for part in missing:
-            _make(part, work, tokenizer)
+            work.make(part, opened)
             progress(part.size)
     else:
         _share(missing, work, min(workers, len(missing)), progress)
-    skipped = [name for part in parts for name in _facts(work, part)["skipped"]]
-    return reused, skipped
+    return reused
 
 
 def join_parts(parts: Sequence[Part], work: Work, tokens_file: Path) -> tuple[np.ndarray, int, int]:
@@ -180,7 +248,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _share(parts: Sequence[Part], work: Work, workers: int, progress: Callable[[int], None]) -> None:
+def _share(parts: Sequence[Part], work: Making, workers: int, progress: Callable[[int], None]) -> None:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(work,))
     try:
@@ -202,31 +270,46 @@ def _share(parts: Sequence[Part], work: Work, workers: int, progress: Callable[[
 _worker: list[Any] = []
 
 
-def _start_worker(work: Work) -> None:
+def _start_worker(work: Making) -> None:
     # The processes share the machine already; threads of the tokenizer on top would only compete.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker[:] = [work, load_tokenizer(work.tokenizer, work.tokenizer_type, work.eod_token)]
+    _worker[:] = [work, work.open()]
 
 
 def _make_here(part: Part) -> str:
-    """Tokenize a part in a worker; return the error as text, since not every error survives being sent."""
-    work, tokenizer = _worker
+    """Make a part in a worker; return the error as text, since not every error survives being sent."""
+    work, opened = _worker
     try:
-        _make(part, work, tokenizer)
-    except DataError as error:
+        work.make(part, opened)
+    except UserError as error:
         return str(error)
     except OSError as error:
         return f"{work.folder}: cannot be written ({error}); name a folder that can be in --output-prefix"
     return ""
 
 
-def _make(part: Part, work: Work, tokenizer: TextTokenizer) -> None:
+@contextmanager
+def finished(work: Making, part: Part, suffixes: Sequence[str]) -> Iterator[dict[str, Path]]:
+    """Yield temporary files of a part to write; behind the block they get their names, the last one last.
+
+    A part counts as finished when its last file is there.
+    """
+    final = {suffix: work.path(part, suffix) for suffix in suffixes}
+    temporary = {suffix: path.with_name(f"{path.name}.{os.getpid()}.tmp") for suffix, path in final.items()}
+    try:
+        yield temporary
+        for suffix, path in final.items():
+            os.replace(temporary[suffix], path)
+    finally:
+        for path in temporary.values():
+            path.unlink(missing_ok=True)
+
+
+def _tokenize(part: Part, work: Work, tokenizer: TextTokenizer) -> None:
     skipped: list[str] = []
     lengths: list[int] = []
     text_bytes = 0
-    final = {suffix: work.path(part, suffix) for suffix in (_TOKENS, _LENGTHS, _DONE)}
-    temporary = {suffix: path.with_name(f"{path.name}.{os.getpid()}.tmp") for suffix, path in final.items()}
-    try:
+    with finished(work, part, (_TOKENS, _LENGTHS, _DONE)) as temporary:
         with temporary[_TOKENS].open("wb") as stream:
             for texts in _batches(part, work.reading, skipped):
                 for text, ids in zip(texts, tokenizer.tokenize_batch(texts)):
@@ -238,12 +321,6 @@ def _make(part: Part, work: Work, tokenizer: TextTokenizer) -> None:
         with temporary[_LENGTHS].open("wb") as stream:
             np.save(stream, np.asarray(lengths, dtype=np.int32))
         temporary[_DONE].write_text(json.dumps({"text_bytes": text_bytes, "skipped": skipped}))
-        # A part counts as finished when its last file is there.
-        for suffix, path in final.items():
-            os.replace(temporary[suffix], path)
-    finally:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
 
 
 def _batches(part: Part, reading: Reading, skipped: list[str]) -> Iterator[list[str]]:

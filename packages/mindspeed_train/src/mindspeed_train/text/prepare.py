@@ -166,11 +166,11 @@ def prepare_text(
         vocabulary = [str(tokenizer), *file_facts(tokenizer), tokenizer_type, eod_token]
     made_from = _digest_of(files, reading, [vocabulary, append_eod])
     if not overwrite:
-        _refuse_other_dataset(prefix, made_from)
+        refuse_other_dataset(prefix, made_from)
     folder = Path(f"{prefix}.parts")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder), _Progress(progress) as bar:
+        with locked(folder), Progress(progress) as bar:
             if tokenizer is None:
                 tokenizer = _trained_tokenizer(files, reading, vocab_size, folder, bar)
             source = Path(tokenizer)
@@ -214,12 +214,18 @@ def _digest_of(files: Sequence[Path], reading: Reading, options: Any) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def _refuse_other_dataset(prefix: str, made_from: str) -> None:
+def refuse_other_dataset(prefix: str, made_from: str, indices: Sequence[str] = ()) -> None:
     """Raise where a dataset of this prefix was made of other text, with other options, or by something else.
 
     The same command again makes the same dataset again, which loses nothing.
+
+    Args:
+        prefix: of the dataset.
+        made_from: a digest of what it is made of.
+        indices: its ``.idx`` files; by default the one of the prefix.
     """
-    if not os.path.lexists(f"{prefix}.idx"):
+    there = next((path for path in indices or [f"{prefix}.idx"] if os.path.lexists(path)), None)
+    if there is None:
         return
     try:
         recorded = json.loads(Path(f"{prefix}{_SOURCE}").read_text(encoding="utf-8"))
@@ -227,13 +233,18 @@ def _refuse_other_dataset(prefix: str, made_from: str) -> None:
         recorded = None
     if not isinstance(recorded, dict) or recorded.get(_MADE_FROM) != made_from:
         raise DataError(
-            f"--output-prefix {prefix!r}: {prefix}.idx is there already, not made of this text with these "
+            f"--output-prefix {prefix!r}: {there} is there already, not made of this text with these "
             f"options; name another prefix, or replace it with {_OVERWRITE}"
         )
 
 
+def note_source(prefix: str, made_from: str) -> None:
+    """Write what a dataset is made of beside it, for `refuse_other_dataset`."""
+    Path(f"{prefix}{_SOURCE}").write_text(json.dumps({_MADE_FROM: made_from}) + "\n")
+
+
 def _trained_tokenizer(
-    files: Sequence[Path], reading: Reading, vocab_size: int, folder: Path, bar: _Progress
+    files: Sequence[Path], reading: Reading, vocab_size: int, folder: Path, bar: Progress
 ) -> Path:
     """Train on all documents, or take what an interrupted run with the same input trained."""
     target = folder / f"tokenizer-{_digest_of(files, reading, vocab_size)}.json"
@@ -267,7 +278,7 @@ def _publish(
         write_index(temporary[2], lengths, np.dtype(work.dtype))
         # An older index must not describe new tokens, not even for a moment.
         final[2].unlink(missing_ok=True)
-        Path(f"{prefix}{_SOURCE}").write_text(json.dumps({_MADE_FROM: made_from}) + "\n")
+        note_source(prefix, made_from)
         for written, path in zip(temporary, final):
             os.replace(written, path)
         note_token(final[0], tokenizer.eod_token)
@@ -278,7 +289,7 @@ def _publish(
     return documents, text_bytes, final[0]
 
 
-class _Progress:
+class Progress:
     """A bar on stderr that counts bytes of input, or nothing."""
 
     def __init__(self, shown: bool) -> None:
@@ -297,7 +308,7 @@ class _Progress:
             disable=not shown,
         )
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
         self._bar.start()
         return self
 

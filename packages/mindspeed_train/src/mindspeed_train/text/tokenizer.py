@@ -94,12 +94,19 @@ class BpeTokenizer:
         # A document that spells out a special token is text, not a document boundary.
         tokenizer.encode_special_tokens = True
         named = eod_token if eod_token is not None or not source else noted_token(Path(source))
-        eod = _first_id(tokenizer, _END_NAMES)
+        usual = _first_id(tokenizer, _END_NAMES)
+        eod: int | None
         if named is not None:
             eod = chosen_token(named, tokenizer.token_to_id, source)
-        elif eod is None and source:
-            named = token_named_beside(Path(source), tokenizer.token_to_id, tokenizer.id_to_token)
-            eod = None if named is None else tokenizer.token_to_id(named)
+        else:
+            # Published models say which of their tokens it is; several of the usual names may be there.
+            beside = (
+                token_named_beside(Path(source), tokenizer.token_to_id, tokenizer.id_to_token)
+                if source
+                else None
+            )
+            eod = usual if beside is None else tokenizer.token_to_id(beside)
+            named = None if eod == usual else beside
         if eod is None:
             remedy = (
                 f"name it with --eod-token, or add one of {', '.join(_END_NAMES)} to the tokenizer; "
@@ -120,6 +127,11 @@ class BpeTokenizer:
         self.eod_token = named
         if named is not None:
             self.unique_identifiers["eod"] = eod
+
+    @property
+    def library(self) -> Any:
+        """Return the `tokenizers.Tokenizer`."""
+        return self._tokenizer
 
     @property
     def vocab_size(self) -> int:

@@ -82,7 +82,7 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
         first_sample=_first_sample(run, microbatch),
     )
     split: dict[str, Any] = {"packed_seq_params": description}
-    for name in ("tokens", "labels", "loss_mask", "position_ids"):
+    for name in ("tokens", "labels", "loss_mask", "position_ids", "padding_mask"):
         whole = getattr(batch, name)
         if name == "position_ids" and batch.tokens is None:
             split[name] = None

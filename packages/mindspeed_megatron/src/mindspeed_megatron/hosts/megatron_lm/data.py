@@ -11,7 +11,7 @@ from megatron.core.models.mamba import MambaModel
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.run import Batch, DataIterators, Datasets, Sampling
-from mindspeed_megatron.data_source import data_source
+from mindspeed_megatron.data_source import check_kept_apart, data_source
 from mindspeed_megatron.hosts.megatron_lm import pretrain_call
 from mindspeed_megatron.hosts.megatron_lm.batches import FIELDS, SLOT, SPLIT, splits_sequences
 from mindspeed_megatron.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
@@ -20,6 +20,7 @@ from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
 
 
 @hookimpl(trylast=True)
@@ -97,13 +98,17 @@ def _micro_batches(
             "pipeline stages expect them in this shape; train with mindspeed-train --variable-seq-lengths"
         )
     else:
-        return found
-    return _checked(found, (args.micro_batch_size, args.seq_length), remedy)
+        remedy = ""
+    return _checked(now.session, found, remedy)
 
 
-def _checked(found: Iterator[Any], shape: tuple[int, int], remedy: str) -> Iterator[Any]:
+def _checked(session: Session, found: Iterator[Any], remedy: str) -> Iterator[Any]:
+    """Yield micro-batches whose documents stay apart; with a remedy they have the usual shape."""
+    args = session.args
     for sample in found:
-        check_shape(sample, shape, remedy)
+        check_kept_apart(session, args, sample)
+        if remedy:
+            check_shape(sample, (args.micro_batch_size, args.seq_length), remedy)
         yield sample
 
 

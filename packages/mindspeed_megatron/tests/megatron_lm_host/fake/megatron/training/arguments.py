@@ -44,6 +44,9 @@ def add_megatron_arguments(parser):
         ("qk-pos-emb-head-dim", 8),
         ("v-head-dim", 16),
         ("recompute-num-layers", None),
+        ("ffn-hidden-size", None),
+        ("kv-channels", None),
+        ("num-query-groups", None),
     ):
         add(f"--{name}", type=int, default=default)
     for name in (
@@ -54,7 +57,7 @@ def add_megatron_arguments(parser):
         "use-persistent-ckpt-worker ddp-average-in-collective no-persist-layer-norm no-load-optim "
         "no-load-rng qk-layernorm mock-data reset-position-ids reset-attention-mask eod-mask-loss "
         "multi-latent-attention moe-pad-expert-input-to-capacity override-opt-param-scheduler "
-        "rotary-interleaved use-pytorch-profiler"
+        "rotary-interleaved use-pytorch-profiler group-query-attention use-rope-scaling"
     ).split():
         add(f"--{name}", action="store_true")
     add("--disable-bias-linear", action="store_false", dest="add_bias_linear")
@@ -170,6 +173,8 @@ def core_transformer_config_from_args(args, config_class=None):
         moe_pad_expert_input_to_capacity=args.moe_pad_expert_input_to_capacity,
         num_layers=args.num_layers,
         hidden_size=args.hidden_size,
+        ffn_hidden_size=args.ffn_hidden_size,
+        kv_channels=args.kv_channels,
         num_attention_heads=args.num_attention_heads,
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,

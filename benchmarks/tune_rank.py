@@ -1,0 +1,204 @@
+"""Rank layouts by predicted steps, and measure them: ``python benchmarks/tune_rank.py --processes 2``.
+
+A small GPT in every layout of a few processes, one thread each. The machine's numbers are fitted to one
+run of each
+dimension (``mindspeed-tune calibrate``) and judged on all other layouts. Beside them: microbenchmarks
+alone, and a
+model by formulas as earlier tuners have it (work by parameters, a bubble, a bandwidth). Rounds of the same
+measurement against each other bound what any prediction can reach. Where the machine has not as many free
+processors as processes, times mean nothing: the program says so and judges nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from machine import update
+
+from mindspeed_core.flags.flag_set import known_flags
+from mindspeed_core.registry import Registry
+from mindspeed_tune.calibrate import calibrate
+from mindspeed_tune.candidate import Candidate
+from mindspeed_tune.driver import Ranks, records_of
+from mindspeed_tune.hardware import Hardware
+from mindspeed_tune.journal import Journal
+from mindspeed_tune.launch_command import read_command
+from mindspeed_tune.launch_plan import LaunchPlan, make_plan
+from mindspeed_tune.measure import Measured, Measuring
+from mindspeed_tune.search_report import rank_correlation
+from mindspeed_tune.warm_process import WarmProcess
+
+LEAST_RANK, MOST_ERROR, MOST_LOST, MOST_BYTES = 0.85, 0.15, 0.05, 0.005
+MODEL = (
+    "--num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 "
+    "--vocab-size 1024 --make-vocab-size-divisible-by 128 --attention-dropout 0 --hidden-dropout 0 "
+    "--global-batch-size 8 --train-iters 60 --lr 1e-3 --mock-data --num-workers 0 --eval-iters 0 --swiglu "
+    "--normalization RMSNorm --disable-bias-linear --position-embedding-type rope --use-flash-attn "
+    "--untie-embeddings-and-output-weights --micro-batch-size 1"
+)
+FULL = {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": 1}
+TP, PP, EP = (f"--{name}-model-parallel-size" for name in ("tensor", "pipeline", "expert"))
+CP = "--context-parallel-size"
+EXPERTS = "--num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall"
+
+
+def candidates(processes: int) -> list[Candidate]:
+    """Return at least twenty layouts of 2 or 4 processes."""
+    two: list[dict[str, Any]] = [
+        {},
+        {"--use-distributed-optimizer": True},
+        {TP: 2},
+        {TP: 2, "--sequence-parallel": True},
+        {PP: 2},
+        {PP: 2, "--num-layers-per-virtual-pipeline-stage": 1},
+        {CP: 2, "--context-parallel-algo": "ulysses_cp_algo"},
+    ]
+    four = [
+        *two,
+        {TP: 4, "--sequence-parallel": True},
+        {PP: 4},
+        {TP: 2, PP: 2, "--sequence-parallel": True},
+        {CP: 4, "--context-parallel-algo": "ulysses_cp_algo"},
+        {TP: 2, CP: 2, "--context-parallel-algo": "ulysses_cp_algo", "--sequence-parallel": True},
+    ]
+    found = []
+    for layout in four if processes == 4 else two:
+        chunked = "--num-layers-per-virtual-pipeline-stage" in layout
+        for size in (1, 2, 4):
+            if chunked and size > 1:
+                continue
+            for further in ({}, FULL):
+                if further and size == 2:
+                    continue
+                found.append(Candidate({**layout, "--micro-batch-size": size, **further}))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print how well layouts are ranked; status 1 where a bound is missed on a machine that can tell."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=int, choices=(2, 4), default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--most", type=int, help="layouts at most, for a try")
+    parser.add_argument("--experts", action="store_true", help="a model with experts, and layouts of them")
+    parser.add_argument("--print-only", action="store_true", help="do not write benchmarks/results")
+    chosen = parser.parse_args(arguments)
+    command = read_command(shlex.split(f"mindspeed-train --nproc {chosen.processes} {MODEL}"))
+    tried = candidates(chosen.processes)
+    if chosen.experts:
+        command = read_command(shlex.split(f"mindspeed-train --nproc {chosen.processes} {MODEL} {EXPERTS}"))
+        tried += [Candidate({**one.settings, EP: 2}) for one in tried if CP not in one.settings]
+    tried = tried[: chosen.most]
+    free = (os.cpu_count() or 1) - os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        calibrated = calibrate(
+            command,
+            folder=Path(folder),
+            layers=None,
+            limit=300.0,
+            platform="cpu",
+            target="fake",
+            elsewhere=None,
+            say=print,
+        )
+    flags = known_flags(Registry.discover())
+    with Journal(None, {}) as journal:
+        measuring = Measuring(command, flags, journal, limit=300.0, platform="cpu", say=print)
+        measured = measuring.measure(tried, chosen.rounds, memory=True)
+    names = [one.name for one in tried if not measured[one.name].failure]
+    plans = {}
+    with WarmProcess() as process:
+        for candidate in tried:
+            if candidate.name in names:
+                with Ranks(candidate.command(command, flags), process=process, reliefs=False) as ranks:
+                    plans[candidate.name] = records_of(ranks)
+
+    def planned(hardware: Hardware) -> dict[str, LaunchPlan]:
+        return {
+            name: make_plan(command.text, records, hardware, command.ranks_per_node)
+            for name, records in plans.items()
+        }
+
+    fitted = planned(calibrated.fit.hardware)
+    found = {
+        "layouts": len(names),
+        "failed": {name: one.failure for name, one in measured.items() if one.failure},
+        "load": os.getloadavg()[0],
+        "free_processors": free,
+        "rounds_against_each_other": between_rounds(measured, names),
+        "fitted": judged({name: plan.step.seconds for name, plan in fitted.items()}, measured, names),
+        "microbenchmarks": judged(
+            {n: p.step.seconds for n, p in planned(calibrated.start).items()}, measured, names
+        ),
+        "formulas": judged({one.name: by_formulas(one) for one in tried}, measured, names),
+        "bytes_off": {name: bytes_off(fitted[name], measured[name]) for name in names},
+    }
+    enough = free >= chosen.processes
+    for name, value in found.items():
+        print(f"{name}: {value}")
+    if not enough:
+        print(f"{chosen.processes} processes on {free:.1f} free processors: nothing is judged")
+    if not chosen.print_only:
+        kind = f"{chosen.processes} processes{', experts' if chosen.experts else ''}"
+        update("tune_rank", {kind: {**found, "judged": enough}})
+    one = found["fitted"]
+    good = (
+        one["rank_correlation"] >= LEAST_RANK
+        and one["median_error"] <= MOST_ERROR
+        and one["lost_by_the_first"] <= MOST_LOST
+        and max(map(abs, found["bytes_off"].values())) <= MOST_BYTES
+    )
+    return int(enough and not good)
+
+
+def judged(
+    predicted: Mapping[str, float | None], measured: Mapping[str, Measured], names: Sequence[str]
+) -> dict[str, Any]:
+    """Return how predictions compare with measurements."""
+    pairs = [(predicted[name] or 0.0, measured[name].best) for name in names]
+    first = min(names, key=lambda name: predicted[name] or 0.0)
+    best = min(measured[name].best for name in names)
+    return {
+        "rank_correlation": rank_correlation(pairs),
+        "median_error": statistics.median(abs(p / m - 1) for p, m in pairs),
+        "lost_by_the_first": measured[first].best / best - 1,
+    }
+
+
+def between_rounds(measured: Mapping[str, Measured], names: Sequence[str]) -> list[float | None]:
+    """Return the rank correlation of every two rounds."""
+    rounds = min(len(measured[name].seconds) for name in names)
+    return [
+        rank_correlation([(measured[n].seconds[a], measured[n].seconds[b]) for n in names])
+        for a in range(rounds)
+        for b in range(a)
+    ]
+
+
+def by_formulas(candidate: Candidate) -> float:
+    """Return a step's time up to a factor: work, a third more to recompute, a bubble, 3 % for each call."""
+    pp, size = candidate.size(PP), candidate.size("--micro-batch-size")
+    split = candidate.size(TP) * candidate.size(CP)
+    microbatches = max(1, 8 * split * pp // (size * 2))
+    work = 4 / 3 if candidate.settings.get("--recompute-granularity") else 1.0
+    return work * (1 + (pp - 1) / microbatches) * (1 + 0.03 * (split - 1) / size)
+
+
+def bytes_off(plan: LaunchPlan, measured: Measured) -> float:
+    """Return how far the planned peak of tensors is from the measured one."""
+    peak = max(kind.fullest.exact + kind.record.backend.bytes for kind in plan.kinds)
+    plain = max(kind.fullest.exact for kind in plan.kinds)
+    assert measured.peak is not None
+    return min((peak / measured.peak - 1, plain / measured.peak - 1), key=abs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""MindSpeed-LLM's flags of records, weights and finetuning, in terms of mindspeed-models."""
+
+from __future__ import annotations
+
+from mindspeed_core.flags.notes import LEAVE_OUT
+from mindspeed_megatron.upstream.given import (
+    ChangesNothing,
+    Given,
+    Line,
+    Outcome,
+    Refused,
+    Translated,
+    Translation,
+)
+
+_INSTRUCTIONS = "--is-instruction-dataset"
+
+
+def noted_as(reason: str) -> Translation:
+    """Return the translation of a flag that changes nothing here, with its reason."""
+
+    def translate(given: Given, line: Line) -> Outcome:
+        return ChangesNothing(reason)
+
+    return translate
+
+
+prepared = noted_as(
+    "`mindspeed-models preprocess` takes it when records are prepared; --data-path names its files"
+)
+"""The translation of what says how records become samples."""
+
+
+def stage(given: Given, line: Line) -> Outcome:
+    """``--stage``: pretraining and supervised finetuning."""
+    if given.words == ("pt",):
+        return ChangesNothing("a pretraining is what runs")
+    if given.words != ("sft",):
+        word = " ".join(given.words) or "without a value"
+        return Refused(f"{word} is not trained here: no preferences, no rewards", "use sft")
+    if line.has(_INSTRUCTIONS):
+        return ChangesNothing(f"{_INSTRUCTIONS} says it")
+    return Translated((_INSTRUCTIONS,))
+
+
+def unpadded(given: Given, line: Line) -> Outcome:
+    """``--no-pad-to-seq-lengths``: instruction data in micro-batches of their own length."""
+    if not line.has(_INSTRUCTIONS, "--stage"):
+        return ChangesNothing("samples of a pretraining fill --seq-length")
+    if line.has("--pack", "--neat-pack"):
+        return ChangesNothing("rows of packed samples fill --seq-length")
+    return Translated(("--variable-seq-lengths",))
+
+
+def packed(given: Given, line: Line) -> Outcome:
+    """``--pack``: several samples a row; without ``--neat-pack`` they would see one another."""
+    if line.has("--neat-pack", "--pack-samples"):
+        return ChangesNothing("--pack-samples says it")
+    return Refused("the samples of a row would attend to one another", "use --pack-samples: they do not")
+
+
+def packed_apart(given: Given, line: Line) -> Outcome:
+    """``--neat-pack``: several samples a row, each by itself."""
+    if line.has("--pack-samples"):
+        return ChangesNothing("--pack-samples says it")
+    return Translated(("--pack-samples",))
+
+
+def in_their_order(given: Given, line: Line) -> Outcome:
+    """``--no-shuffle``: samples in the order of their file."""
+    return Refused("samples come in an order that is drawn from --seed", LEAVE_OUT)

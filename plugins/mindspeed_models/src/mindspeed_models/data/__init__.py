@@ -1,0 +1,1 @@
+"""Text and instructions into the files that training reads."""

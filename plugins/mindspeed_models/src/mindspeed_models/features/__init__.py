@@ -1,0 +1,37 @@
+"""The declarations of mindspeed-models; importing them loads neither torch nor megatron."""
+
+from __future__ import annotations
+
+from mindspeed_core.feature import HookApi
+from mindspeed_models.extension_points import RECIPES
+from mindspeed_models.features.gemma import GatedGelu, ScaledEmbedding
+from mindspeed_models.features.heads import AttentionBias, EmbeddingNorm, NormHead, ZLoss
+from mindspeed_models.features.instructions import InstructionData
+from mindspeed_models.features.lora import Lora
+from mindspeed_models.features.model_recipes import ModelRecipes, NoGate, PaddedVocabulary
+from mindspeed_models.features.packing import PackSamples
+
+DECLARATIONS = (
+    *(HookApi("1.3"), RECIPES),
+    *(ModelRecipes, PaddedVocabulary, NoGate),
+    *(NormHead, EmbeddingNorm, ZLoss, AttentionBias),
+    *(GatedGelu, ScaledEmbedding),
+    *(InstructionData, PackSamples),
+    *(Lora,),
+)
+
+__all__ = [
+    "DECLARATIONS",
+    "AttentionBias",
+    "EmbeddingNorm",
+    "GatedGelu",
+    "InstructionData",
+    "Lora",
+    "ModelRecipes",
+    "NoGate",
+    "NormHead",
+    "PackSamples",
+    "PaddedVocabulary",
+    "ScaledEmbedding",
+    "ZLoss",
+]

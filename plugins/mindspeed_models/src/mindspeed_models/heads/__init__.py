@@ -1,0 +1,1 @@
+"""Ends of a model and their loss: norm of the embedding, normalized head, z-loss; biases of attention."""
