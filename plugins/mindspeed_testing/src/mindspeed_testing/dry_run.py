@@ -225,11 +225,12 @@ def measure_rank(request: MeasureRequest) -> MeasuredRank:
             session = prepare(
                 request.flags, platform=request.platform, extra_plugins=(StoragePhases(storage),), **options
             )
+            # Around the session, whose features may listen to waits until it closes.
+            stack.enter_context(released_when_waited())
+            log = stack.enter_context(count_communication(objects=True))
             stack.enter_context(session)
             mark_host_buffers(session.platform, session.instances, storage)
             session.ledger.apply([_ROUTING], owner="dry run")
-            stack.enter_context(released_when_waited())
-            log = stack.enter_context(count_communication(objects=True))
             stack.enter_context(storage)
         return _measured(session, storage, log)
 
