@@ -153,6 +153,13 @@ def test_what_is_imported_instead_of_mindspeed_exists(line):
         assert hasattr(import_module(statement.module), statement.names[0].name)
 
 
+def test_a_page_stands_once_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    pages = re.findall(r": (\S+\.md)$", navigation, re.M)
+    assert len(pages) > 40
+    assert len(pages) == len(set(pages))
+
+
 def test_every_build_of_torch_npu_stands_in_the_table():
     page = read("docs/reference/compatibility.md")
 
