@@ -84,10 +84,11 @@ OF_EXAMPLES = {"--log-gradient-noise", "--sentences", "--some-size", "--my-flag"
 
 
 def options_of_our_tools():
-    """The options of the commands of ``mindspeed-train``, ``mindspeed-features`` and ``mindspeed-tune``."""
+    """The options of the commands of our programs."""
     tools = [path.partition(":") for path, _ in Registry.discover().host(DEFAULT_HOST).commands.values()]
     commands = [getattr(import_module(module), name) for module, _, name in tools]
     commands.append(import_module("mindspeed_tune.command").program)
+    commands.append(import_module("mindspeed_models.program").program)
     context = click.Context(program)
     commands += [program, *(program.get_command(context, name) for name in program.list_commands(context))]
     for group in [command for command in commands if isinstance(command, click.Group)]:

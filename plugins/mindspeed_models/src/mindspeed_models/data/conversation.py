@@ -34,7 +34,7 @@ class BadRecord(ValueError):
 
 @dataclass(frozen=True)
 class Message:
-    """What one side said.
+    """One turn of a conversation.
 
     Attributes:
         role: system, user, assistant or tool.

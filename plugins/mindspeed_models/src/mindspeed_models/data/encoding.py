@@ -36,7 +36,7 @@ class Sample:
 
 @dataclass
 class Counts:
-    """What happened to samples.
+    """Counts of samples by their fate.
 
     Attributes:
         samples: that were kept.
@@ -66,7 +66,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How conversations become samples.
+    """The rule by which conversations become samples.
 
     Attributes:
         encoder: the tokenizer.

@@ -30,7 +30,7 @@ _SHOWN = 2000
 
 @dataclass
 class Opened:
-    """What a process loads once.
+    """The tokenizer and template that a process loads once.
 
     Attributes:
         encoder: the tokenizer.

@@ -26,7 +26,7 @@ def packed_prefixes(prefix: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What records become.
+    """The form of the samples that records become.
 
     Attributes:
         tokenizer: the tokenizer.
