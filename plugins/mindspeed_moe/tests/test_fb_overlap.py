@@ -233,7 +233,6 @@ FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--r
             (*MODEL, *EP2, *PAIRED, *PP2, "--num-layers-per-virtual-pipeline-stage", "1"),
             "one model chunk per rank",
         ),
-        ((*MODEL, *EP2, *PAIRED, *FULL), "--recompute-granularity full computes exchanges again"),
         ((*MODEL, *EP2, *PAIRED, *AGAIN, "moe"), "--recompute-modules moe computes again"),
         ((*MODEL, *SHARED, *EP2, *PAIRED, *AGAIN, "shared_experts"), "drop it from --recompute-modules"),
         (
@@ -263,6 +262,12 @@ def test_every_host_takes_the_flags_and_says_which_change_nothing(host, flag):
     assert ForwardBackwardOverlap.name in made.names
     (said,) = made.notes
     assert f"{flag} has no effect: probabilities are applied before" in str(said)
+
+
+def test_it_stands_down_where_whole_layers_are_recomputed():
+    made = plan(*MODEL, *EP2, *PAIRED, *FULL)
+    assert ForwardBackwardOverlap.name not in made.names
+    assert any("whole layers, whose all-to-all nothing hides" in str(held) for held in made.held_back)
 
 
 def test_virtual_stages_and_smaller_experts_in_memory_are_taken():

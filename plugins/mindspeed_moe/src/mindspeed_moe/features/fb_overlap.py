@@ -78,8 +78,18 @@ class ForwardBackwardOverlap(Feature):
         return any(_given(args, flag.name) for flag in cls.flags)
 
     @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return that whole layers are recomputed, whose exchanges nothing could hide."""
+        if _given(args, _FLAG) and getattr(args, "recompute_granularity", None) == "full":
+            return (
+                "--recompute-granularity full recomputes whole layers, whose all-to-all nothing hides; use "
+                "selective, or --moe-zero-memory level0, for the overlap"
+            )
+        return ""
+
+    @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
-        """Refuse what there is nothing to overlap in, and layers that are computed again."""
+        """Refuse what there is nothing to overlap in, and parts of layers that are computed again."""
         alone = [flag for flag in _UNPERMUTED if _given(args, flag)]
         if not _given(args, _FLAG):
             return (f"{alone[0]} is an option of {_FLAG}; add that one, or drop both",)
@@ -95,12 +105,7 @@ class ForwardBackwardOverlap(Feature):
             found.append(without_pairs(stages))
         granularity = getattr(args, "recompute_granularity", None)
         modules = [name for name in getattr(args, "recompute_modules", None) or () if name in _RECOMPUTED]
-        if granularity == "full":
-            found.append(
-                f"{_FLAG} with --recompute-granularity full computes exchanges again that nothing hides; use "
-                "selective, or --moe-zero-memory level0"
-            )
-        elif granularity == "selective" and modules:
+        if granularity == "selective" and modules:
             found.append(
                 f"{_FLAG} with --recompute-modules {modules[0]} computes again what two micro-batches take "
                 "turns in; drop it from --recompute-modules, or use --moe-zero-memory level0"
