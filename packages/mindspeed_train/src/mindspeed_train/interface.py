@@ -12,18 +12,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mindspeed_train.arguments.run_length import batch_at
     from mindspeed_train.checkpoint import publish
+    from mindspeed_train.checkpoint.archive import StoredTensor, find_tensor, read_archive
+    from mindspeed_train.checkpoint.collective import on_all_ranks, on_first_rank
     from mindspeed_train.checkpoint.common_state import NAME as COMMON_STATE
     from mindspeed_train.checkpoint.common_state import read_common
     from mindspeed_train.checkpoint.content import layout, layout_metadata, sharded_state
+    from mindspeed_train.checkpoint.earlier_results import check_start
+    from mindspeed_train.checkpoint.index import Chunk as TensorChunk
     from mindspeed_train.checkpoint.index import Index as CheckpointIndex
-    from mindspeed_train.checkpoint.index import read_index
+    from mindspeed_train.checkpoint.index import TensorEntry, read_index
+    from mindspeed_train.checkpoint.model_arguments import MODEL_ARGUMENTS
+    from mindspeed_train.checkpoint.opened_files import Part as FilePart
+    from mindspeed_train.checkpoint.opened_files import open_inside
     from mindspeed_train.checkpoint.save import Saver
     from mindspeed_train.checkpoint.shard_reader import ShardReader
+    from mindspeed_train.checkpoint.source import find as find_checkpoint
+    from mindspeed_train.checkpoint.source import find_single as find_single_checkpoint
+    from mindspeed_train.checkpoint.source import latest_step
+    from mindspeed_train.checkpoint.tensor_archive import around as around_tensor
     from mindspeed_train.checkpoint.writer import write_job
     from mindspeed_train.data.files import check_dataset_files, token_dtype, write_index
     from mindspeed_train.data.python_helpers import index_builders
     from mindspeed_train.data.sources import data_sources
     from mindspeed_train.data.stages import MadeUpDataset, datasets_from_files
+    from mindspeed_train.fault_tolerance.restart import own_checkpoint
     from mindspeed_train.loop import setup, teardown
     from mindspeed_train.named_files import read_named_file
     from mindspeed_train.step import run_schedule
@@ -42,8 +54,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMON_STATE",
+    "MODEL_ARGUMENTS",
     "BpeTokenizer",
     "CheckpointIndex",
+    "FilePart",
     "MadeUpDataset",
     "NullTokenizer",
     "Part",
@@ -51,23 +65,37 @@ __all__ = [
     "Saver",
     "Segment",
     "ShardReader",
+    "StoredTensor",
+    "TensorChunk",
+    "TensorEntry",
+    "around_tensor",
     "batch_at",
     "check_dataset_files",
+    "check_start",
     "data_sources",
     "datasets_from_files",
     "file_facts",
+    "find_checkpoint",
+    "find_single_checkpoint",
+    "find_tensor",
     "finish_parts",
     "finished",
     "index_builders",
+    "latest_step",
     "layout",
     "layout_metadata",
     "lines_of",
     "locked",
     "named_part",
     "note_source",
+    "on_all_ranks",
+    "on_first_rank",
+    "open_inside",
     "open_parquet",
+    "own_checkpoint",
     "plan_parts",
     "publish",
+    "read_archive",
     "read_common",
     "read_index",
     "read_named_file",
@@ -85,6 +113,22 @@ __all__ = [
 
 _HERE = "mindspeed_train."
 _MODULES = {
+    "MODEL_ARGUMENTS": _HERE + "checkpoint.model_arguments",
+    "FilePart": _HERE + "checkpoint.opened_files:Part",
+    "StoredTensor": _HERE + "checkpoint.archive",
+    "TensorChunk": _HERE + "checkpoint.index:Chunk",
+    "TensorEntry": _HERE + "checkpoint.index",
+    "around_tensor": _HERE + "checkpoint.tensor_archive:around",
+    "check_start": _HERE + "checkpoint.earlier_results",
+    "find_checkpoint": _HERE + "checkpoint.source:find",
+    "find_single_checkpoint": _HERE + "checkpoint.source:find_single",
+    "find_tensor": _HERE + "checkpoint.archive",
+    "latest_step": _HERE + "checkpoint.source",
+    "on_all_ranks": _HERE + "checkpoint.collective",
+    "on_first_rank": _HERE + "checkpoint.collective",
+    "open_inside": _HERE + "checkpoint.opened_files",
+    "own_checkpoint": _HERE + "fault_tolerance.restart",
+    "read_archive": _HERE + "checkpoint.archive",
     "COMMON_STATE": _HERE + "checkpoint.common_state:NAME",
     "BpeTokenizer": _HERE + "text.tokenizer",
     "CheckpointIndex": _HERE + "checkpoint.index:Index",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from mindspeed_core.discovery.extensions import installed_extensions
 from mindspeed_core.errors import guess
-from mindspeed_models.config_file import NAME
+from mindspeed_models.config_file import NAME, read_config
 from mindspeed_models.extension_points import RECIPES
+from mindspeed_models.model_plan import ModelPlan
 from mindspeed_models.recipe import Config, Recipe, RecipeError
 
 BUILT_IN = (
@@ -103,3 +105,10 @@ def listing() -> Mapping[str, Any]:
 def _module(name: str) -> tuple[Recipe, ...]:
     found: tuple[Recipe, ...] = import_module(f"mindspeed_models.recipes.{name}").RECIPES
     return found
+
+
+def described_folder(source: Path, model: str | None) -> tuple[Recipe, ModelPlan]:
+    """Return family and plan of the model in a folder; ``model`` names the family where it is given."""
+    content = read_config(source, "--input-model-dir")
+    recipe = named_model(model)[0] if model else family_of(content, f"--input-model-dir {source}")
+    return recipe, recipe.make_plan(content)

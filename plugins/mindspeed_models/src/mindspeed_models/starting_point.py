@@ -39,13 +39,10 @@ def starting_folder(args: Namespace, *, training: bool) -> tuple[str, str] | Non
     Raises:
         CheckpointError: a run that trains would begin before what ``--save`` or ``--run-dir`` holds.
     """
-    from mindspeed_train.checkpoint.collective import on_first_rank
-    from mindspeed_train.checkpoint.earlier_results import check_start
-    from mindspeed_train.checkpoint.publish import Found
+    from mindspeed_train.interface import check_start, on_first_rank, publish
 
     def choose() -> tuple[str, str] | None:
-        from mindspeed_train.checkpoint.source import latest_step
-        from mindspeed_train.fault_tolerance.restart import own_checkpoint
+        from mindspeed_train.interface import latest_step, own_checkpoint
 
         found = dict(folders(args))
         if not found or own_checkpoint(args) is not None:
@@ -54,7 +51,7 @@ def starting_folder(args: Namespace, *, training: bool) -> tuple[str, str] | Non
         if flag == PRETRAINED and args.load and latest_step(args.load) is not None:
             return None
         if training and hasattr(args, "start_over"):
-            check_start(args, Found(Path(found[flag]), None), weights_alone=True)
+            check_start(args, publish.Found(Path(found[flag]), None), weights_alone=True)
         return flag, found[flag]
 
     chosen: tuple[str, str] | None = on_first_rank(LOAD, choose)

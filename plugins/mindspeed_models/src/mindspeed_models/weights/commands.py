@@ -9,10 +9,10 @@ import click
 
 from mindspeed_core.errors import UserError
 from mindspeed_models.config_file import read_config
-from mindspeed_models.families import family_of, listing, named_model
+from mindspeed_models.families import described_folder, family_of, listing, named_model
 
 if TYPE_CHECKING:
-    from mindspeed_models.recipe import ModelPlan, Recipe
+    pass
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _MIB = 1 << 20
@@ -184,13 +184,6 @@ def families_command() -> None:
     """List the families of models with their sizes, and those that are refused, with the reason."""
     for name, text in listing().items():
         click.echo(f"{name:14} {text}")
-
-
-def described_folder(source: Path, model: str | None) -> tuple[Recipe, ModelPlan]:
-    """Return family and plan of the model in a folder; ``model`` names the family where it is given."""
-    content = read_config(source, "--input-model-dir")
-    recipe = named_model(model)[0] if model else family_of(content, f"--input-model-dir {source}")
-    return recipe, recipe.make_plan(content)
 
 
 def _bytes(text: str | None) -> int | None:

@@ -37,8 +37,7 @@ from mindspeed_models.weights.module_state import state_keys
 from mindspeed_models.weights.reader import TableReader
 from mindspeed_models.weights.source_names import NAMES, describe_names
 from mindspeed_models.weights.unfinished import DigestedFile, UnfinishedWork, identity_of
-from mindspeed_train.checkpoint import publish
-from mindspeed_train.checkpoint.model_arguments import MODEL_ARGUMENTS
+from mindspeed_train.interface import MODEL_ARGUMENTS, publish
 
 HF = "hf"
 """The folder of what is no tensor: configuration, tokenizer, names and order of the files."""

@@ -18,7 +18,7 @@ import torch
 
 from mindspeed_models.weights.safetensors_file import bytes_of
 from mindspeed_models.weights.unfinished import DigestedFile
-from mindspeed_train.checkpoint.tensor_archive import around
+from mindspeed_train.interface import around_tensor
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Placed:
 def write_tensor(file: DigestedFile, chunk: Chunk, tensor: torch.Tensor) -> Placed:
     """Append a tensor as an archive of its own."""
     begin = file.size
-    before, after = around(tensor.shape, tensor.dtype)
+    before, after = around_tensor(tensor.shape, tensor.dtype)
     content = bytes_of(tensor.contiguous())
     crc = zlib.crc32(content).to_bytes(4, "little")
     for piece in (before, content, *(crc if each is None else each for each in after)):

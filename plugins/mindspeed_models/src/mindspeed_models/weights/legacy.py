@@ -11,16 +11,13 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from mindspeed_core.errors import DataError
 from mindspeed_models.recipe import ModelPlan
-from mindspeed_models.weights.reader import EMBEDDING, HEAD, VOCABULARY, TableReader
-
-if TYPE_CHECKING:
-    from mindspeed_models.weights.legacy_files import LegacyReader
+from mindspeed_models.weights.reader import EMBEDDING, HEAD, VOCABULARY, GlobalTensors
 
 RELEASE, TRACKER = "release", "latest_checkpointed_iteration.txt"
 FILE = "model_optim_rng.pt"
@@ -101,9 +98,7 @@ class LegacyLayout:
         return math.ceil(rows / unit) * unit
 
 
-def write_legacy(
-    reader: TableReader | LegacyReader, plan: ModelPlan, target: Path, layout: LegacyLayout
-) -> Path:
+def write_legacy(reader: GlobalTensors, plan: ModelPlan, target: Path, layout: LegacyLayout) -> Path:
     """Write a model in the older layout, one rank's file at a time.
 
     Returns:
@@ -142,7 +137,7 @@ def _rank_folder(root: Path, layout: LegacyLayout, tensor: int, pipeline: int) -
 
 
 def _rank_model(
-    reader: TableReader | LegacyReader, plan: ModelPlan, layout: LegacyLayout, tensor: int, pipeline: int
+    reader: GlobalTensors, plan: ModelPlan, layout: LegacyLayout, tensor: int, pipeline: int
 ) -> dict[str, Any]:
     encoder: dict[str, torch.Tensor] = {}
     language: dict[str, Any] = {"encoder": encoder}

@@ -15,8 +15,7 @@ import click
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.terminal.program import run_program
-from mindspeed_models.families import family_of, named_model
-from mindspeed_models.weights.commands import described_folder
+from mindspeed_models.families import described_folder, family_of, named_model
 
 if TYPE_CHECKING:
     from mindspeed_models.recipe import ModelPlan, Recipe

@@ -23,8 +23,7 @@ from mindspeed_models.weights.legacy import (
     LegacyLayout,
 )
 from mindspeed_models.weights.reader import EMBEDDING, HEAD, VOCABULARY
-from mindspeed_train.checkpoint.archive import read_archive
-from mindspeed_train.checkpoint.opened_files import Part
+from mindspeed_train.interface import FilePart, read_archive
 
 _RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?")
 
@@ -241,7 +240,7 @@ def ffn_of(folder: Path) -> int:
 def _flat(path: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of one rank by name, without what is not of the model."""
     with path.open("rb") as file:
-        part = Part(file.fileno(), 0, path.stat().st_size)
+        part = FilePart(file.fileno(), 0, path.stat().st_size)
         state = read_archive(part, str(path), trusted=True)
     model = state.get("model", state.get("module")) if isinstance(state, dict) else None
     language = model.get("language_model") if isinstance(model, dict) else None

@@ -10,7 +10,7 @@ import logging
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, extract_matching_values
@@ -34,11 +34,18 @@ from mindspeed_models.families import family_of, named_model
 from mindspeed_models.recipe import ModelPlan, Recipe, RecipeError
 from mindspeed_models.weights.hf_files import HfFiles, shown
 from mindspeed_models.weights.reader import EMBEDDING, VOCABULARY, TableReader
-from mindspeed_train.checkpoint.collective import on_all_ranks, on_first_rank
+from mindspeed_train.interface import on_all_ranks, on_first_rank
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
-    from mindspeed_megatron.hosts.library.session import LibrarySession
+
+    class LibrarySession(Protocol):
+        """A session that knows the run of a program's own loop."""
+
+        @property
+        def run(self) -> Run:
+            """Return it."""
+
 
 logger = logging.getLogger("mindspeed_core")
 METADATA: Mapping[str, Any] = {"non_homogeneous_layers": True, "singleton_local_shards": False}

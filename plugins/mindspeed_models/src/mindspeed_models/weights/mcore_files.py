@@ -13,10 +13,17 @@ import torch
 from mindspeed_core.errors import CheckpointError, DataError
 from mindspeed_models.weights.convert import HF
 from mindspeed_models.weights.safetensors_file import bytes_of
-from mindspeed_train.checkpoint.archive import StoredTensor, find_tensor
-from mindspeed_train.checkpoint.index import Chunk, TensorEntry, read_index
-from mindspeed_train.checkpoint.opened_files import Part, open_inside
-from mindspeed_train.checkpoint.source import find, find_single
+from mindspeed_train.interface import (
+    FilePart,
+    StoredTensor,
+    TensorChunk,
+    TensorEntry,
+    find_checkpoint,
+    find_single_checkpoint,
+    find_tensor,
+    open_inside,
+    read_index,
+)
 
 _LAYER = re.compile(r"^(decoder\.layers|mtp\.layers)\.(\d+)\.")
 
@@ -105,7 +112,7 @@ class McoreFiles:
         return int(found[2]) if found and not _LAYER.match(stored) else None
 
     def _copy(
-        self, key: str, entry: TensorEntry, chunk: Chunk, first: Sequence[int], result: torch.Tensor
+        self, key: str, entry: TensorEntry, chunk: TensorChunk, first: Sequence[int], result: torch.Tensor
     ) -> None:
         """Copy the part of a chunk that lies in a block."""
         low = [max(a, b) for a, b in zip(first, chunk.offsets)]
@@ -121,14 +128,14 @@ class McoreFiles:
         wanted = (slice(None), *inside[1:])
         result[target] = rows[wanted]
 
-    def _rows(self, key: str, chunk: Chunk, start: int, stop: int) -> torch.Tensor:
+    def _rows(self, key: str, chunk: TensorChunk, start: int, stop: int) -> torch.Tensor:
         """Read rows of one chunk."""
         place = (chunk.place.file, chunk.place.offset)
         if place[0] not in self._files:
             # Kept open: the context manager's descriptor ends with it.
             with open_inside(self.path, place[0]) as descriptor:
                 self._files[place[0]] = os.dup(descriptor)
-        part = Part(self._files[place[0]], chunk.place.offset, chunk.place.length)
+        part = FilePart(self._files[place[0]], chunk.place.offset, chunk.place.length)
         found = find_tensor(part, f"{self.path / place[0]}, tensor {key!r}")
         if isinstance(found, torch.Tensor):
             return found if not found.dim() else found[start:stop]
@@ -146,7 +153,7 @@ class McoreFiles:
         return result
 
     @staticmethod
-    def _read_into(part: Part, begin: int, result: torch.Tensor) -> None:
+    def _read_into(part: FilePart, begin: int, result: torch.Tensor) -> None:
         if result.numel():
             part.read_into(begin, bytes_of(result))
 
@@ -154,8 +161,8 @@ class McoreFiles:
 def _checkpoint(folder: Path, step: int | None) -> Path:
     if not folder.is_dir():
         raise DataError(f"{folder}: is no folder; check the path")
-    single = find_single(str(folder)) if step is None else None
-    found = single or find(str(folder), step, accept_unpublished=True)
+    single = find_single_checkpoint(str(folder)) if step is None else None
+    found = single or find_checkpoint(str(folder), step, accept_unpublished=True)
     if found is None:
         raise DataError(f"{folder}: holds no checkpoint; name the folder that a training saved into")
     return found.path

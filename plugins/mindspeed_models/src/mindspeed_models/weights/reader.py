@@ -7,7 +7,7 @@ is read before names and shapes were compared with the table, in both directions
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -24,6 +24,19 @@ VOCABULARY = (EMBEDDING, HEAD)
 """Keys of the tensors with a row for each token."""
 _TIED = "lm_head.weight"
 _COMPARED_BYTES = 32 << 20
+
+
+class GlobalTensors(Protocol):
+    """Something that gives megatron-core's global tensors by their keys."""
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether the model has a tensor with this key."""
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Return the global shape."""
+
+    def read(self, key: str, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+        """Read a block."""
 
 
 class TableReader:

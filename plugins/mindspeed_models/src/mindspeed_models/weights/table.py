@@ -16,7 +16,7 @@ from mindspeed_core.errors import DataError
 if TYPE_CHECKING:
     import torch
 
-    from mindspeed_models.recipe import ModelPlan
+    from mindspeed_models.model_plan import ModelPlan
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import DataError
-from mindspeed_train.checkpoint.publish import sync_directory, write_synced
+from mindspeed_train.interface import publish
 
 _IDENTITY = "work.json"
 
@@ -53,7 +53,7 @@ class UnfinishedWork:
             if folder.exists():
                 shutil.rmtree(folder)
             folder.mkdir(parents=True)
-            write_synced(known, text)
+            publish.write_synced(known, text)
         except OSError as error:
             raise DataError(f"{folder}: {error.strerror or error}; choose another output folder") from error
 
@@ -68,11 +68,11 @@ class UnfinishedWork:
     def finish(self, name: str) -> None:
         """Give a part that was written and forced to disk its own name."""
         os.replace(self.temporary(name), self.folder / name)
-        sync_directory(self.folder)
+        publish.sync_directory(self.folder)
 
     def write(self, name: str, content: str) -> None:
         """Write a small part at once."""
-        write_synced(self.temporary(name), content)
+        publish.write_synced(self.temporary(name), content)
         self.finish(name)
 
     def publish(self, final: Path) -> None:
@@ -86,7 +86,7 @@ class UnfinishedWork:
             for left in self.folder.glob("*.tmp"):
                 left.unlink()
             os.replace(self.folder, final)
-            sync_directory(final.parent)
+            publish.sync_directory(final.parent)
         except OSError as error:
             raise DataError(f"{final}: {error.strerror or error}") from error
 
