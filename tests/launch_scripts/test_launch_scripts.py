@@ -28,7 +28,8 @@ REASONS = re.compile(
     "layers of .* are not here|part of a model is not here|positions are not scaled as|"
     "works in: standalone|positions that are no tokens|no preferences|preferences are not trained|"
     "routed experts get no adapters|latent attention has no such linear|drawn from --seed|"
-    "states of fewer bits have flags|after a training|further tokens are the model's own"
+    "states of fewer bits have flags|after a training|further tokens are the model's own|"
+    "no linear has this name|does not recompute them with"
 )
 
 

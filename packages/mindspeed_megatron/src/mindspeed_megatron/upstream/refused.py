@@ -213,10 +213,6 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
         MINDSPEED_LLM,
         {
             "preferences are not trained here": ("train on answers alone", "--is-pairwise-dataset --dpo-*"),
-            "the loss is computed in chunks by another flag": (
-                "use --lm-loss-chunks of mindspeed-tp",
-                "--loss-compute-mode --loss-chunk-size",
-            ),
             "weights are written in another format after a training": (
                 "export them with `mindspeed-models export`",
                 "--enable-mg2hf-convert --hf-cfg-dir",
