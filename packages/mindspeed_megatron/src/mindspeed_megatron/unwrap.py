@@ -1,4 +1,4 @@
-"""The model inside the wrappers of data parallelism and mixed precision."""
+"""The chunks of a model, and the model inside the wrappers of data parallelism and mixed precision."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ def unwrap(chunk: Any) -> Any:
     while hasattr(chunk, "module"):
         chunk = chunk.module
     return chunk
+
+
+def chunks_of(model: Any) -> list[Any]:
+    """Return a list of the chunks of a model, which may be one module or several."""
+    return list(model) if isinstance(model, (list, tuple)) else [model]

@@ -26,7 +26,7 @@ if sys.argv[2] == "described":
     publish.write_synced(temporary / publish.MANIFEST, "{}")
 if sys.argv[2] == "renamed":
     manifest = publish.Manifest(iteration=2, files={"shard": publish.digest_file(temporary / "shard")})
-    publish._write_tracker = lambda *arguments: print("ready", flush=True) or sys.stdin.read()
+    publish.write_tracker = lambda *arguments: print("ready", flush=True) or sys.stdin.read()
     publish.publish(temporary, manifest)
 print("ready", flush=True)
 sys.stdin.read()

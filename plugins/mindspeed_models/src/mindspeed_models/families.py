@@ -109,6 +109,16 @@ def _module(name: str) -> tuple[Recipe, ...]:
 
 def described_folder(source: Path, model: str | None) -> tuple[Recipe, ModelPlan]:
     """Return family and plan of the model in a folder; ``model`` names the family where it is given."""
-    content = read_config(source, "--input-model-dir")
-    recipe = named_model(model)[0] if model else family_of(content, f"--input-model-dir {source}")
+    return described_model(read_config(source, "--input-model-dir"), model, f"--input-model-dir {source}")
+
+
+def described_model(content: Config, model: str | None, where: str) -> tuple[Recipe, ModelPlan]:
+    """Return family and plan of a ``config.json``.
+
+    Args:
+        content: of the file.
+        model: names the family; None for the one that the content names.
+        where: what it comes from, for messages.
+    """
+    recipe = named_model(model)[0] if model else family_of(content, where)
     return recipe, recipe.make_plan(content)

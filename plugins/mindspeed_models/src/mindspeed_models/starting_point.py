@@ -6,10 +6,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from mindspeed_megatron.tracker import TRACKER
 from mindspeed_models.config_file import NAME
 
 LOAD, PRETRAINED = "--load", "--pretrained-checkpoint"
-_TRACKER = "latest_checkpointed_iteration.txt"
 
 
 def folders(args: Any) -> list[tuple[str, str]]:
@@ -25,7 +25,7 @@ def is_model_folder(folder: str) -> bool:
     """Return whether a folder is one of Hugging Face: ``config.json``, and no checkpoint of a training."""
     try:
         path = Path(folder)
-        return (path / NAME).is_file() and not (path / _TRACKER).is_file()
+        return (path / NAME).is_file() and not (path / TRACKER).is_file()
     except (OSError, ValueError):
         # A name that is too long or holds a null byte.
         return False

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
 from mindspeed_megatron.saved_weights import keep_saved_weights
+from mindspeed_megatron.unwrap import chunks_of
 from mindspeed_pp.half_precision import OWNER, convert_at_ends
 from mindspeed_pp.indexed_batches import IndexedBatches
 from mindspeed_pp.likeness import compare
@@ -116,7 +117,7 @@ class Engine:
         groups = {name: session.groups[name] for name in (UP, DOWN)}
         rank = self._pg.pp.rank()
         self._begin(schedule, rank, groups, state)
-        models = list(model) if isinstance(model, (list, tuple)) else [model]
+        models = chunks_of(model)
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
         if weighing is not None:
             iterators = [None if i is None else regrouped(i, weighing.sizes, read) for i in iterators]

@@ -173,7 +173,7 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
         os.rename(final, replaced)
     os.rename(temporary, final)
     sync_directory(save_dir)
-    _write_tracker(save_dir, manifest.iteration)
+    write_tracker(save_dir, str(manifest.iteration))
     if replaced is not None:
         _remove(replaced)
     return final
@@ -192,9 +192,10 @@ def _digest_of(description: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _write_tracker(save_dir: Path, iteration: int) -> None:
+def write_tracker(save_dir: Path, named: str) -> None:
+    """Name the latest checkpoint of a folder, by step or as ``release``; it is on disk when this returns."""
     beside = save_dir / f"{TRACKER}.tmp"
-    write_synced(beside, str(iteration))
+    write_synced(beside, named)
     os.replace(beside, save_dir / TRACKER)
     sync_directory(save_dir)
 

@@ -96,8 +96,8 @@ class ScaledEmbedding(Feature):
     def build_model(self, session: Any) -> Generator[None, Any, Any]:
         """Scale the embeddings of built chunks."""
         chunks = yield
+        from mindspeed_megatron.unwrap import chunks_of
         from mindspeed_models.heads.gemma import scale_embeddings
 
-        built = chunks if isinstance(chunks, (list, tuple)) else [chunks]
-        scale_embeddings(session, built, self.name)
+        scale_embeddings(session, chunks_of(chunks), self.name)
         return chunks

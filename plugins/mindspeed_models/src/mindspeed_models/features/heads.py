@@ -64,10 +64,10 @@ class NormHead(Feature):
     def build_model(self, session: Session) -> Generator[None, Any, Any]:
         """Change the output layers that were built."""
         chunks = yield
+        from mindspeed_megatron.unwrap import chunks_of
         from mindspeed_models.heads.normed_head import normalize_heads
 
-        built = chunks if isinstance(chunks, (list, tuple)) else [chunks]
-        normalize_heads(session, built, self.name)
+        normalize_heads(session, chunks_of(chunks), self.name)
         return chunks
 
 
@@ -95,10 +95,10 @@ class EmbeddingNorm(Feature):
     def build_model(self, session: Session) -> Generator[None, Any, Any]:
         """Change the embeddings that were built."""
         chunks = yield
+        from mindspeed_megatron.unwrap import chunks_of
         from mindspeed_models.heads.normed_embedding import normalize_embeddings
 
-        built = chunks if isinstance(chunks, (list, tuple)) else [chunks]
-        normalize_embeddings(session, built, self.name)
+        normalize_embeddings(session, chunks_of(chunks), self.name)
         return chunks
 
 

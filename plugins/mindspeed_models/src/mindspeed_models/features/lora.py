@@ -172,11 +172,12 @@ class Lora(Feature):
     def build_model(self, session: Session, args: Any) -> Generator[None, Any, Any]:
         """Freeze the base."""
         chunks = yield
+        from mindspeed_megatron.unwrap import chunks_of
         from mindspeed_models.lora.place import adapt_output_layers
         from mindspeed_models.lora.trained import freeze, let_inputs_learn
 
         options = _options(session, args)
-        built = list(chunks) if isinstance(chunks, (list, tuple)) else [chunks]
+        built = chunks_of(chunks)
         adapt_output_layers(session, built, options, _seed(args))
         freeze(session, built, options.modules, in_fp32=options.in_fp32)
         let_inputs_learn(built, args.lora_register_forward_hook or ())

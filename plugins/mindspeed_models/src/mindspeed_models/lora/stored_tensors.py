@@ -7,21 +7,18 @@ they would have alone.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import checkpoint as dcp
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_train.interface import CheckpointIndex, ShardReader, publish, read_common, read_index
+from mindspeed_models.weights.mcore_files import McoreFiles
+from mindspeed_train.interface import CheckpointIndex, publish, read_common, read_index
 
 _LAYERS = "decoder.layers."
-_OF_THE_RUN = ("optimizer", "rng_state", "features.", "chained_", "rerun_state_machine")
-"""Beginnings of keys that are no part of a model."""
 _NUMBERED = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 
@@ -60,7 +57,7 @@ class StoredTensors:
 
     def stored_keys(self) -> list[str]:
         """Return the keys of the model's tensors, as the file has them."""
-        return sorted(key for key in self.index.tensors if not key.startswith(_OF_THE_RUN))
+        return sorted(McoreFiles.of(self.path, self.index).keys())
 
     def layer_keys(self) -> Iterator[str]:
         """Yield the keys of the model's tensors, each layer's apart."""
@@ -78,19 +75,9 @@ class StoredTensors:
         Raises:
             CheckpointError: there is none with that key.
         """
-        if key in self.index.tensors:
-            return self._read_stored(key)
-        numbered = _NUMBERED.match(key)
-        together = f"{_LAYERS}{numbered[2]}" if numbered else ""
-        if numbered is None or together not in self.index.tensors:
-            raise CheckpointError(f"{self.path}: holds no tensor {key!r}")
-        return self._read_stored(together)[int(numbered[1])].clone()
-
-    def _read_stored(self, key: str) -> torch.Tensor:
-        entry = self.index.tensors[key]
-        value = {key: torch.empty(entry.shape, dtype=entry.torch_dtype)}
-        with warnings.catch_warnings():
-            # It is said that no process group is there, which is the intention.
-            warnings.simplefilter("ignore")
-            dcp.load(value, storage_reader=ShardReader(self.path, self.index), no_dist=True)
-        return value[key]
+        with McoreFiles.of(self.path, self.index) as files:
+            stored = files.spelled(key)
+            if stored is None:
+                raise CheckpointError(f"{self.path}: holds no tensor {key!r}")
+            shape = files.shape(key, stored)
+            return files.read(key, stored, [0] * len(shape), shape)

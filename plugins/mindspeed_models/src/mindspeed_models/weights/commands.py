@@ -9,7 +9,7 @@ import click
 
 from mindspeed_core.errors import UserError
 from mindspeed_models.config_file import read_config
-from mindspeed_models.families import described_folder, family_of, listing, named_model
+from mindspeed_models.families import described_folder, described_model, listing
 
 if TYPE_CHECKING:
     pass
@@ -160,12 +160,12 @@ def export_command(
             config = files.hf
     where = config
     content = read_config(where)
-    recipe = named_model(model)[0] if model else family_of(content, str(where))
+    recipe, plan = described_model(content, model, str(where))
     options = Export(
         source,
         target,
         recipe,
-        recipe.make_plan(content),
+        plan,
         content,
         dtype=getattr(torch, dtype) if dtype else None,
         shard_bytes=_bytes(max_shard_size),

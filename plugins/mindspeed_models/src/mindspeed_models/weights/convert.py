@@ -307,7 +307,4 @@ def _point_to(target: Path, final: Path) -> None:
     link = target / RELEASE
     if not link.is_symlink():
         os.symlink(final.name, link)
-    beside = target / f"{TRACKER}.tmp"
-    publish.write_synced(beside, RELEASE)
-    os.replace(beside, target / TRACKER)
-    publish.sync_directory(target)
+    publish.write_tracker(target, RELEASE)

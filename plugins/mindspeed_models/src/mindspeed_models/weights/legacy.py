@@ -16,10 +16,12 @@ from typing import Any
 import torch
 
 from mindspeed_core.errors import DataError
+from mindspeed_megatron.tracker import TRACKER
 from mindspeed_models.recipe import ModelPlan
 from mindspeed_models.weights.reader import EMBEDDING, HEAD, VOCABULARY, GlobalTensors
+from mindspeed_train.interface import publish
 
-RELEASE, TRACKER = "release", "latest_checkpointed_iteration.txt"
+RELEASE = "release"
 FILE = "model_optim_rng.pt"
 GATE, UP, MERGED = "mlp.gate_proj.weight", "mlp.dense_h_to_4h.weight", "mlp.proj.weight"
 FC1, _QKV = "mlp.linear_fc1.weight", "self_attention.linear_qkv.weight"
@@ -123,9 +125,7 @@ def write_legacy(reader: GlobalTensors, plan: ModelPlan, target: Path, layout: L
             beside = rank / f"{name}.tmp"
             torch.save(state, beside)
             os.replace(beside, rank / name)
-    beside = target / f"{TRACKER}.tmp"
-    beside.write_text(RELEASE)
-    os.replace(beside, target / TRACKER)
+    publish.write_tracker(target, RELEASE)
     return final
 
 

@@ -15,7 +15,7 @@ import click
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.terminal.program import run_program
-from mindspeed_models.families import described_folder, family_of, named_model
+from mindspeed_models.families import described_folder, described_model, named_model
 
 if TYPE_CHECKING:
     from mindspeed_models.recipe import ModelPlan, Recipe
@@ -216,9 +216,7 @@ def _older_model(
     if config is not None:
         from mindspeed_models.config_file import read_config
 
-        content = read_config(config)
-        recipe = named_model(model)[0] if model else family_of(content, str(config))
-        return recipe, recipe.make_plan(content)
+        return described_model(read_config(config), model, str(config))
     from mindspeed_models.weights.legacy_files import ffn_of
 
     layers, hidden, heads = _TYPES.get(

@@ -30,7 +30,7 @@ from mindspeed_megatron.unwrap import unwrap
 from mindspeed_megatron.vocabulary import settle_vocabulary
 from mindspeed_models.config_file import read_config
 from mindspeed_models.contradictions import OVERRIDE, contradictions, with_given
-from mindspeed_models.families import family_of, named_model
+from mindspeed_models.families import described_model
 from mindspeed_models.recipe import ModelPlan, Recipe, RecipeError
 from mindspeed_models.weights.hf_files import HfFiles, shown
 from mindspeed_models.weights.reader import EMBEDDING, VOCABULARY, TableReader
@@ -157,9 +157,7 @@ def open_reader(folder: str | Path, args: Namespace) -> TableReader:
 
 def plan_of_folder(folder: str | Path, model: str | None = None) -> tuple[Recipe, ModelPlan]:
     """Return family and plan of the model in a folder; ``model`` is ``--model``, if it is given."""
-    config = read_config(folder, "--load")
-    recipe = named_model(model)[0] if model else family_of(config, str(Path(folder) / "config.json"))
-    return recipe, recipe.make_plan(config)
+    return described_model(read_config(folder, "--load"), model, str(Path(folder) / "config.json"))
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from mindspeed_core.errors import CheckpointError, DataError
 from mindspeed_models.weights.convert import HF
 from mindspeed_models.weights.safetensors_file import bytes_of
 from mindspeed_train.interface import (
+    CheckpointIndex,
     FilePart,
     StoredTensor,
     TensorChunk,
@@ -26,6 +27,8 @@ from mindspeed_train.interface import (
 )
 
 _LAYER = re.compile(r"^(decoder\.layers|mtp\.layers)\.(\d+)\.")
+_OF_THE_RUN = ("optimizer.", "features.", "chained_", "rng_state", "rerun_state_machine")
+"""Beginnings of keys that are no part of a model."""
 
 
 class McoreFiles:
@@ -45,8 +48,18 @@ class McoreFiles:
         Raises:
             CheckpointError: there is none, or its index is damaged.
         """
-        self.path = _checkpoint(Path(folder), step)
-        self._index = read_index(self.path)
+        path = _checkpoint(Path(folder), step)
+        self._begin(path, read_index(path))
+
+    @classmethod
+    def of(cls, path: Path, index: CheckpointIndex) -> McoreFiles:
+        """Return the tensors of a checkpoint whose index was read already."""
+        made = cls.__new__(cls)
+        made._begin(path, index)
+        return made
+
+    def _begin(self, path: Path, index: CheckpointIndex) -> None:
+        self.path, self._index = path, index
         self._files: dict[str, int] = {}
         self._stored: dict[tuple[str, int], StoredTensor | torch.Tensor] = {}
 
@@ -67,8 +80,7 @@ class McoreFiles:
 
     def keys(self) -> set[str]:
         """Return the keys of the model's tensors; those of an optimizer or of features are none."""
-        others = ("optimizer.", "features.", "chained_", "rng_state", "rerun_state_machine")
-        return {key for key in self._index.tensors if not key.startswith(others)}
+        return {key for key in self._index.tensors if not key.startswith(_OF_THE_RUN)}
 
     def spelled(self, key: str, also: Sequence[str] = ()) -> str | None:
         """Return the key under which a tensor is stored, or None: layers may be one tensor together."""

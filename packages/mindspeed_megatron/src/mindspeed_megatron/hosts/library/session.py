@@ -28,6 +28,7 @@ from mindspeed_megatron.hosts.library.adapters import (
 )
 from mindspeed_megatron.hosts.library.loaded_schedule import LoadedSchedule
 from mindspeed_megatron.hosts.library.world import ORIGIN, ConfigOrigin, EmbeddedSession
+from mindspeed_megatron.unwrap import chunks_of
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +132,7 @@ class LibrarySession(EmbeddedSession):
         from mindspeed_megatron.built_model import settle_model
         from mindspeed_megatron.token_losses import pass_token_losses
 
-        chunks = _chunks(model)
+        chunks = chunks_of(model)
         config = get_model_config(chunks[0])
         self._check_config(config, "model")
         args = self._arguments(config)
@@ -162,7 +163,7 @@ class LibrarySession(EmbeddedSession):
 
         from mindspeed_megatron.built_model import settle_model
 
-        chunks = _chunks(model)
+        chunks = chunks_of(model)
         config = get_model_config(chunks[0])
         options = self.ddp_config(ddp_config or DistributedDataParallelConfig())
         args = self._arguments(config, options)
@@ -191,7 +192,7 @@ class LibrarySession(EmbeddedSession):
         """
         options = getattr(optimizer, "config", None)
         args = self._arguments(self.run.config, options)
-        chunks = _chunks(model) if model is not None else self.run.model
+        chunks = chunks_of(model) if model is not None else self.run.model
         if model is not None:
             self._remember_model(chunks, getattr(chunks[0], "config", self.run.config), args)
         made: Any = self._through(
@@ -547,10 +548,6 @@ class LibrarySession(EmbeddedSession):
 
         # torch's schedulers ask a method for its function.
         return MethodType(step, optimizer)
-
-
-def _chunks(model: Any) -> list[Any]:
-    return list(model) if isinstance(model, (list, tuple)) else [model]
 
 
 def _like(model: Any, chunks: list[Any]) -> Any:

@@ -30,7 +30,7 @@ from mindspeed_megatron.model_state import LoadedWeights, check_loaded, check_sa
 from mindspeed_megatron.plan_resume import check_plan
 from mindspeed_megatron.saved_schedule import group_values, settle_groups
 from mindspeed_megatron.tracker import TRACKER
-from mindspeed_megatron.unwrap import unwrap
+from mindspeed_megatron.unwrap import chunks_of, unwrap
 from mindspeed_megatron.vocabulary import settle_vocabulary
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def around_load_checkpoint(now: PretrainCall, original: Callable[..., Any], *arg
     """Intercept ``load_checkpoint``."""
     bound = arguments_of(original, args, named)
     model = next(iter(bound.arguments.values()))
-    chunks = list(model) if isinstance(model, (list, tuple)) else [model]
+    chunks = chunks_of(model)
     if not now.has_run:
         # Megatron-LM validates without an optimizer.
         begin_run(now, chunks)
