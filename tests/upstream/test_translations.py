@@ -30,6 +30,8 @@ def parse(text, host="standalone"):
         ("--qk-nope-head-dim 64", {"qk_head_dim": 64}),
         ("--qk-rope-head-dim 32", {"qk_pos_emb_head_dim": 32}),
         (f"{MLA} --rope-scaling-type yarn", {"rope_type": "yarn"}),
+        ("--o2-optimizer", {"quant_states": "bf16"}),
+        ("--o2-gradient", {"quant_grads": True}),
         (f"{MLA} --rope-scaling-type yarn --rope-scaling-factor 40", {"rotary_scaling_factor": 40.0}),
         (
             "--rope-scaling-mscale 0.7 --rope-scaling-mscale-all-dim 0.8",
@@ -117,11 +119,11 @@ def test_a_spelling_gives_the_configuration_that_it_means(flags, expected):
             "--first-k-dense-replace",
             "layer by layer",
         ),
+        (f"{MLA} --spec {SPECS}.bailing_spec layer_spec", "--spec", "layers of bailing_spec"),
         ("--rope-scaling-type yarn", "--rope-scaling-type", "latent attention alone"),
         ("--rope-scaling-type longrope", "--rope-scaling-type", "longrope"),
         ("--stage dpo", "--stage", "no preferences"),
         ("--pack", "--pack", "attend to one another"),
-        ("--no-shuffle", "--no-shuffle", "drawn from --seed"),
         (
             "--rope-scaling-type llama3 --low-freq-factor 2",
             "--rope-scaling-type",

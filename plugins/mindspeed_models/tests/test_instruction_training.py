@@ -131,6 +131,12 @@ def validated(data):
         return shares, longest, tuple(batch["tokens"].shape), steps(run, 1)[0][0]
 
 
+def in_order(data):
+    with training(data, *PAIRS, "--no-shuffle") as run:
+        whole = run.datasets.train
+        return whole.places(np.arange(len(whole.indices) + 2)).tolist(), whole.indices.tolist()
+
+
 def everything(data, folder):
     short = (*PAIRS, VARIABLE)
     return {
@@ -146,6 +152,7 @@ def everything(data, folder):
         "packed resumed": resumed(data, f"{folder}/packed", "--pack-samples", "--seq-length", "128"),
         "other order": raised(data, "--load", f"{folder}/grouped", *short),
         "validated": validated(data),
+        "in order": in_order(data),
         "beyond": raised(data, "--data-path", f"{folder}/beyond"),
         "uneven": raised(data, "--data-path", f"{folder}/uneven"),
         "absent": raised(data, "--data-path", f"{folder}/absent"),
@@ -209,6 +216,11 @@ def test_a_resumed_run_goes_on_with_the_next_samples(found, name):
 def test_a_run_that_would_go_on_in_another_order_is_refused(found):
     assert "came in groups for steps of 4 (--group-by-length)" in found["other order"]
     assert "come one by one" in found["other order"]
+
+
+def test_without_shuffling_samples_come_as_they_lie_in_every_epoch(found):
+    places, indices = found["in order"]
+    assert places == [*indices, *indices[:2]]
 
 
 def test_blends_and_validation_are_those_of_pretraining(found):

@@ -66,10 +66,10 @@ def validate(registry, monkeypatch):
         ("--rope-type yarn", 1, ["--rope-type", "--use-rope-scaling"]),
         (f"--mtp-num-layers 1 {PP2}", 2, ["--mtp-num-layers 1", "--position-embedding-type rope"]),
         (
-            "--mtp-num-layers 1 --recompute-granularity full --recompute-method block "
-            "--recompute-num-layers 1",
+            "--mtp-num-layers 1 --recompute-granularity full --recompute-method uniform "
+            "--recompute-num-layers 2 --num-layers 2",
             1,
-            ["--mtp-num-layers 1", "block"],
+            ["--mtp-num-layers 1", "uniform"],
         ),
         ("--moe-layer-freq [0,1]", 1, ["--moe-layer-freq", "--num-experts"]),
         (

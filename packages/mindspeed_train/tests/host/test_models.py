@@ -118,6 +118,11 @@ def test_recomputation_changes_no_bit(equivalence, recompute):
     equivalence((*model, *recompute.split()), model, tolerance=0.0)
 
 
+def test_layers_of_predictions_are_not_recomputed_by_blocks(equivalence):
+    block = "--recompute-granularity full --recompute-method block --recompute-num-layers 1"
+    equivalence((*PREDICTIONS.split(), *block.split()), PREDICTIONS.split(), tolerance=0.0)
+
+
 def test_without_us_latent_attention_loses_gradients_of_other_ranks(equivalence):
     with pytest.raises(AssertionError, match="linear_kv_down_proj"):
         equivalence(

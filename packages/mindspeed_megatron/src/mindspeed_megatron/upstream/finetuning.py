@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mindspeed_core.flags.notes import LEAVE_OUT
 from mindspeed_megatron.upstream.given import (
     ChangesNothing,
     Given,
@@ -66,6 +65,17 @@ def packed_apart(given: Given, line: Line) -> Outcome:
     return Translated(("--pack-samples",))
 
 
-def in_their_order(given: Given, line: Line) -> Outcome:
-    """``--no-shuffle``: samples in the order of their file."""
-    return Refused("samples come in an order that is drawn from --seed", LEAVE_OUT)
+def fewer_bits(given: Given, line: Line) -> Outcome:
+    """``--o2-optimizer``: Adam's moments in bfloat16."""
+    if line.has("--quant-states"):
+        return ChangesNothing("--quant-states says it")
+    return Translated(
+        ("--quant-states", "bf16"), "Adam's moments are kept in bfloat16, rounded stochastically"
+    )
+
+
+def gradients_of_16_bits(given: Given, line: Line) -> Outcome:
+    """``--o2-gradient``: gradients in buffers of bfloat16."""
+    if line.has("--quant-grads"):
+        return ChangesNothing("--quant-grads says it")
+    return Translated(("--quant-grads",))

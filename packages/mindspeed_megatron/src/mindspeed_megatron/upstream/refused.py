@@ -217,10 +217,6 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 "export them with `mindspeed-models export`",
                 "--enable-mg2hf-convert --hf-cfg-dir",
             ),
-            "states of fewer bits have flags of their own": (
-                "use --quant-states of mindspeed-optim",
-                "--o2-optimizer --o2-gradient",
-            ),
             "Megatron-LM's scripts do not take the constants of yarn": (
                 "use mindspeed-train",
                 "--beta-fast --beta-slow --original-max-position-embeddings",

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from mindspeed_megatron.upstream.finetuning import (
-    in_their_order,
+    fewer_bits,
+    gradients_of_16_bits,
     noted_as,
     packed,
     packed_apart,
@@ -270,7 +271,7 @@ def specification(given: Given, line: Line) -> Outcome | None:
         return None
     name = word.rpartition(".")[2]
     if given.words[1:] == ("layer_spec",):
-        if name == "qwen3_spec" and not line.has(*_LATENT):
+        if name in _PLAIN_LAYERS and not line.has(*_LATENT):
             return ChangesNothing("megatron-core's own layers are these, norms of queries and keys included")
         if name == "deepseek_spec" and _same_latent_attention(line):
             return ChangesNothing(
@@ -279,6 +280,8 @@ def specification(given: Given, line: Line) -> Outcome | None:
     return Refused(f"the layers of {name} are not here", "leave it out for megatron-core's layers")
 
 
+_PLAIN_LAYERS = ("qwen3_spec", "bailing_spec")
+"""Specifications of megatron-core's own attention and MLP, with norms of queries and keys."""
 _LATENT = ("--multi-latent-attention", "--multi-head-latent-attention")
 
 
@@ -384,7 +387,8 @@ TRANSLATIONS: Mapping[str, Entry] = {
     "--no-pad-to-seq-lengths": Entry(MINDSPEED_LLM, unpadded, "`--variable-seq-lengths`"),
     "--pack": Entry(MINDSPEED_LLM, packed, "`--pack-samples`, with `--neat-pack`"),
     "--neat-pack": Entry(MINDSPEED_LLM, packed_apart, "`--pack-samples`"),
-    "--no-shuffle": Entry(MINDSPEED_LLM, in_their_order, "nothing: refused"),
+    "--o2-optimizer": Entry(MINDSPEED_LLM, fewer_bits, "`--quant-states bf16`"),
+    "--o2-gradient": Entry(MINDSPEED_LLM, gradients_of_16_bits, "`--quant-grads`"),
     **{
         name: Entry(MINDSPEED_LLM, prepared, "nothing: `mindspeed-models preprocess` takes it")
         for name in ("--handler-name", "--prompt-type", "--enable-thinking", "--workers")

@@ -252,15 +252,13 @@ def _check_predictions(args: Namespace) -> None:
     if args.pipeline_model_parallel_size > 1 and args.position_embedding_type == "learned_absolute":
         reason = "the last pipeline stage would train position embeddings of its own for them"
         raise argument_error(args, "--mtp-num-layers", reason, "add --position-embedding-type rope")
-    if args.recompute_granularity == "full" and (args.recompute_method, args.recompute_num_layers) != (
-        "uniform",
-        1,
-    ):
+    uniform = args.recompute_granularity == "full" and args.recompute_method == "uniform"
+    if uniform and args.recompute_num_layers != 1:
         reason = (
-            f"megatron-core does not recompute them with --recompute-method {args.recompute_method} "
+            "megatron-core does not recompute them with --recompute-method uniform "
             f"--recompute-num-layers {args.recompute_num_layers}"
         )
-        raise argument_error(args, "--mtp-num-layers", reason, "use uniform and 1")
+        raise argument_error(args, "--mtp-num-layers", reason, "use 1, or --recompute-method block")
     if args.pipeline_model_parallel_size > 1 and not args.untie_embeddings_and_output_weights:
         reason = (
             "on a stage of its own, megatron-core gives predictions a second output layer that nothing uses"

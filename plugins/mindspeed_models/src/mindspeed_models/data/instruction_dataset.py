@@ -55,13 +55,14 @@ class InstructionFiles:
 
 
 class InstructionDataset(MegatronDataset):
-    """Samples of a split, shuffled anew in every epoch.
+    """Samples of a split, shuffled anew in every epoch, or as they lie in the files.
 
     The order of an epoch follows from the seed and its number, on every rank by itself: no file is written
     and no rank waits.
     """
 
     keep_last_token = False
+    shuffled = True
 
     def __init__(self, *given: Any) -> None:
         """Take megatron-core's arguments of a dataset."""
@@ -134,6 +135,8 @@ class InstructionDataset(MegatronDataset):
                 )
 
     def _order(self, epoch: int) -> np.ndarray:
+        if not self.shuffled:
+            return np.arange(len(self.indices))
         found = self._orders.get(epoch)
         if found is None:
             generator = np.random.RandomState((self.config.random_seed + epoch) % 2**32)
@@ -147,6 +150,11 @@ class AlignedInstructionDataset(InstructionDataset):
     """Samples whose labels stand at the tokens that they are predicted from (``--keep-last-token``)."""
 
     keep_last_token = True
+
+
+def in_file_order(kind: type[InstructionDataset]) -> type[InstructionDataset]:
+    """Return the kind of dataset whose samples come as they lie in the files (``--no-shuffle``)."""
+    return type(f"Ordered{kind.__name__}", (kind,), {"shuffled": False})
 
 
 def _tell_cut(files: InstructionFiles, longest: int) -> None:

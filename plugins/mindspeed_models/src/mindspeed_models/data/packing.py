@@ -70,9 +70,11 @@ def packed_rows(sampling: Sampling, room: int, *, shuffled: bool) -> Iterator[tu
         start, window = end % count, window + 1
 
 
-def packed_batches(sampling: Sampling, room: int) -> Iterator[list[tuple[int, ...]]]:
-    """Yield this rank's micro-batches of packed rows."""
-    rows = packed_rows(sampling, room, shuffled=sampling.split == "train")
+def packed_batches(
+    sampling: Sampling, room: int, *, shuffled: bool = True
+) -> Iterator[list[tuple[int, ...]]]:
+    """Yield this rank's micro-batches of packed rows; those of validation and test in order."""
+    rows = packed_rows(sampling, room, shuffled=shuffled and sampling.split == "train")
 
     def batches() -> Iterator[list[Any]]:
         while True:

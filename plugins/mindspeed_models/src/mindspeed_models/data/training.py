@@ -12,7 +12,11 @@ import numpy as np
 
 from mindspeed_core.run import Datasets
 from mindspeed_models.data.collate import Collate, lengths_of
-from mindspeed_models.data.instruction_dataset import AlignedInstructionDataset, InstructionDataset
+from mindspeed_models.data.instruction_dataset import (
+    AlignedInstructionDataset,
+    InstructionDataset,
+    in_file_order,
+)
 from mindspeed_models.data.length_groups import grouped_batches
 from mindspeed_models.data.packing import PackedSamples, packed_batches
 from mindspeed_models.data.settings import packed_prefixes
@@ -36,6 +40,8 @@ def instruction_datasets(session: Session, args: Namespace, num_samples: _Sizes)
         DataError: files are missing or damaged, or do not belong together.
     """
     kind = AlignedInstructionDataset if args.keep_last_token else InstructionDataset
+    if args.no_shuffle:
+        kind = in_file_order(kind)
     wanted = num_samples
     if args.pack_samples and not session.platform.dry_run:
         factor = _samples_of_a_row(args)
@@ -47,7 +53,7 @@ def instruction_datasets(session: Session, args: Namespace, num_samples: _Sizes)
     if args.pack_samples:
         packed = {name: _packed(getattr(found, name)) for name in ("train", "valid", "test")}
         sets = {name: _packed(each) for name, each in found.valid_sets.items()}
-        rows = partial(packed_batches, room=args.seq_length)
+        rows = partial(packed_batches, room=args.seq_length, shuffled=not args.no_shuffle)
         return replace(found, **packed, valid_sets=sets, batch_sampler=rows)
     if args.group_by_length:
         order = partial(grouped_batches, global_batch_size=args.global_batch_size)

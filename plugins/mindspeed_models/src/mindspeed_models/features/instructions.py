@@ -10,7 +10,7 @@ from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, hookimpl
 from mindspeed_models.features.instruction_proofs import PROOFS
 
 _FLAG, _VARIABLE, _BUCKETS = "--is-instruction-dataset", "--variable-seq-lengths", "--seq-length-buckets"
-_PACK, _GROUP = "--pack-samples", "--group-by-length"
+_PACK, _GROUP, _ORDER = "--pack-samples", "--group-by-length", "--no-shuffle"
 _PREFIXES = "Prefixes of instruction data, optionally 'weight prefix' pairs"
 _FILES = tuple(
     Flag(name, type=str, nargs="*", per_rank=True, help=f"{_PREFIXES}, for {split}.")
@@ -49,6 +49,11 @@ class InstructionData(Feature):
         Flag(
             _GROUP,
             help="Samples of similar lengths come in the same step, so that less is filled up.",
+            changes_training=True,
+        ),
+        Flag(
+            _ORDER,
+            help="Samples come in the order of their files, in every epoch (MindSpeed-LLM).",
             changes_training=True,
         ),
         Flag(
@@ -131,10 +136,11 @@ class InstructionData(Feature):
 
 def _order(args: Any) -> str:
     if getattr(args, "pack_samples", False):
-        return f"packed in rows of {args.seq_length} ({_PACK})"
+        order = f", in the order of the files ({_ORDER})" if args.no_shuffle else ""
+        return f"packed in rows of {args.seq_length} ({_PACK}){order}"
     if args.group_by_length:
         return f"in groups for steps of {args.global_batch_size} ({_GROUP})"
-    return "one by one"
+    return f"in the order of the files ({_ORDER})" if args.no_shuffle else "one by one"
 
 
 def _lengths(args: Any) -> list[str]:
@@ -153,6 +159,8 @@ def _lengths(args: Any) -> list[str]:
         found.append(f"{_PACK} fills every row up to --seq-length; drop {_VARIABLE}")
     if packed and args.group_by_length:
         found.append(f"{_PACK} chooses the samples of a row by their lengths; drop {_GROUP}")
+    if args.no_shuffle and args.group_by_length:
+        found.append(f"{_ORDER} keeps the order of the files, which {_GROUP} changes; drop one of them")
     return [*found, *_buckets(args, variable)]
 
 
