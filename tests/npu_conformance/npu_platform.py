@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 
 import pytest
@@ -36,15 +37,18 @@ def test_every_patch_has_a_target_and_a_replacement(platform):
         ledger.revert()
 
 
-def test_dynamo_has_one_rule_for_a_function_with_two_names(platform):
+def test_dynamo_has_one_rule_for_a_function_with_two_names(platform, monkeypatch):
     from torch._dynamo import trace_rules
     from torch_npu.dynamo.trace_rule import _patch_npu_trace_rules
 
+    seed = torch.npu.random.manual_seed_all
+    # As after joining a world: the transfer has given it this name, and its module can be imported.
+    monkeypatch.setattr(torch.cuda.random, "manual_seed_all", seed)
+    monkeypatch.setitem(sys.modules, "torch.npu.random", torch.npu.random)
     platform.patches()
-    # torch_npu adds its rules when something is compiled first; joining a world forgets what was collected.
+    # torch_npu adds its rules when something is compiled first.
     _patch_npu_trace_rules()
-    assert torch.cuda.random.manual_seed_all is torch.npu.random.manual_seed_all
-    assert torch.cuda.random.manual_seed_all in trace_rules.get_torch_obj_rule_map()
+    assert seed in trace_rules.get_torch_obj_rule_map()
 
 
 def test_the_type_of_a_tensor_is_told_to_megatron_in_its_words(platform):
@@ -126,6 +130,7 @@ def expand_segments(platform):
     "act",
     [
         NpuPlatform.total_memory,
+        NpuPlatform.memory_used,
         NpuPlatform.synchronize,
         limit_memory,
         expand_segments,
