@@ -26,16 +26,19 @@ from mindspeed_core.terminal.training_flags import platform_option
 from mindspeed_core.terminal.wrapped import say
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mindspeed_core.flags.flag_set import FlagSet
     from mindspeed_core.registry import FeatureRecord, Registry
 
 
 @click.command("show", short_help="Show what one feature does, its flags, its conditions.")
 @click.argument("name", shell_complete=complete_features)
-@click.option("--all", "everything", is_flag=True, help="Also stages, slots, patches, proofs and facts.")
+@click.option("--all", "everything", is_flag=True, help="Also stages, slots, patches and facts.")
+@click.option("--proofs", is_flag=True, help="Print every proof with its two command lines instead.")
 @click.option("--page", is_flag=True, help="Print its documentation page instead.")
 @platform_option
-def command(name: str, everything: bool, page: bool, platform: str | None) -> None:
+def command(name: str, everything: bool, proofs: bool, page: bool, platform: str | None) -> None:
     """Show what the feature NAME does, its flags, and what it needs and excludes.
 
     NAME may also be one of its flags; write -- before it then.
@@ -47,13 +50,21 @@ def command(name: str, everything: bool, page: bool, platform: str | None) -> No
     if page:
         _print_page(record.cls)
         return
+    if proofs:
+        _print_proofs(record.cls)
+        return
     _print_head(registry, record, platform)
     _print_flags(registry, record.cls, everything=everything)
     _print_conditions(registry, record)
     if everything:
         _print_declarations(registry, record.cls)
+    if record.cls.verify:
+        emit()
+        print_labelled("proofs", _proof_line(record.cls.verify))
     emit()
-    more = [] if everything else [f"mindspeed-features show {record.cls.name} --all: stages, patches, proofs"]
+    more = [] if everything else [f"mindspeed-features show {record.cls.name} --all: stages, patches, facts"]
+    if record.cls.verify:
+        more.append(f"mindspeed-features show {record.cls.name} --proofs: what holds it to its promise")
     if record.cls.docs:
         more.append(f"mindspeed-features show {record.cls.name} --page: how it works")
     for line in more:
@@ -106,7 +117,6 @@ def _print_declarations(registry: Registry, feature: type[Feature]) -> None:
             for patch in feature.patches
         ],
     )
-    print_section("proofs", [line for scenario in feature.verify for line in _scenario(scenario)])
     print_section("facts", _facts(feature))
     print_section("formulas", [f"{name} = {formula}" for name, formula in feature.formulas.items()])
     print_section(
@@ -223,7 +233,36 @@ def _elsewhere(feature: type[Feature]) -> list[str]:
     return lines
 
 
+def _proof_line(proofs: Sequence[Scenario]) -> str:
+    """Return how many proofs there are, how many processes they take, and how close they hold."""
+    number = f"{len(proofs)} proof{'s' if len(proofs) > 1 else ''}"
+    sizes = sorted({scenario.world_size for scenario in proofs})
+    ranks = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    exact = sum(scenario.tolerance == 0.0 for scenario in proofs)
+    loosest = max(scenario.tolerance for scenario in proofs)
+    held = "all bit for bit" if not loosest else f"{exact} bit for bit, the others within {loosest:g}"
+    if not exact:
+        held = f"within {loosest:g}"
+    return f"{number} on {ranks} rank{'' if sizes == [1] else 's'}, {held}"
+
+
+def _print_proofs(feature: type[Feature]) -> None:
+    """Print every proof of a feature.
+
+    Raises:
+        UserError: it declares none.
+    """
+    if not feature.verify:
+        raise UserError(f"the feature {feature.name} declares no proofs")
+    print_heading(f"{feature.name}: {_proof_line(feature.verify)}")
+    for scenario in feature.verify:
+        print_section(scenario.name, _scenario(scenario))
+    emit()
+    print_hint(f"mindspeed-features verify {feature.name}: run them")
+
+
 def _scenario(scenario: Scenario) -> list[str]:
+    """Return what a proof compares, and its two command lines."""
     ranks = f"{scenario.world_size} rank{'s' if scenario.world_size > 1 else ''}"
     if scenario.baseline_world_size not in (0, scenario.world_size):
         ranks += f" against {scenario.baseline_world_size}"
@@ -233,16 +272,16 @@ def _scenario(scenario: Scenario) -> list[str]:
     if scenario.resume is not None:
         then = scenario.resume
         return [
-            f"{scenario.name}: {ranks}, {scenario.steps} steps, a checkpoint, {then.steps} steps{compared}; "
+            f"{ranks}, {scenario.steps} steps, a checkpoint, {then.steps} steps{compared}; "
             f"resumed equal {_tolerance(then.tolerance)}, on {then.world_size} in the other layout {exact}",
-            f"    saved    {' '.join(scenario.flags)}",
-            f"    resumed  {' '.join(then.flags)}",
+            f"saved    {' '.join(scenario.flags)}",
+            f"resumed  {' '.join(then.flags)}",
         ]
     other = "and" if scenario.same_feature else "without"
     return [
-        f"{scenario.name}: {ranks}, {scenario.steps} steps, equal {exact}{compared}{gains}",
-        f"    with     {' '.join(scenario.flags)}",
-        f"    {other:<7}  {' '.join(scenario.baseline) or '(the plain model)'}",
+        f"{ranks}, {scenario.steps} steps, equal {exact}{compared}{gains}",
+        f"with     {' '.join(scenario.flags)}",
+        f"{other:<7}  {' '.join(scenario.baseline) or '(the plain model)'}",
     ]
 
 

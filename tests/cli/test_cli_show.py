@@ -59,15 +59,7 @@ def test_everything_that_is_declared_is_shown(features, install):
         "torch_npu>=2.6; platform == 'npu'",
         "on other platforms thing-b takes over: has no kernel there",
         "replace torch:nowhere (torch>=2.6): has no other way",
-        "halves: 2 ranks, 3 steps, equal bit for bit; peak_bytes at most 0.5 x",
-        "with     --thing-a",
-        "without  (the plain model)",
-        "alike: 1 rank, 3 steps, equal within 1e-05 in losses",
-        "and      --thing-a",
-        "resume: 1 rank, 3 steps, a checkpoint, 2 steps; resumed equal bit for bit, on 2 in the other layout "
-        "within 1e-05",
-        "saved    --thing-a",
-        "resumed  --thing-a --bf16",
+        "proofs    3 proofs on 1 to 2 ranks, 1 bit for bit, the others within 1e-05",
         "deterministic: yes",
         "bytes_sent = 4 * s * h",
         "--thing-a: 0, 1",
@@ -76,15 +68,50 @@ def test_everything_that_is_declared_is_shown(features, install):
     assert features("show", "thing-a", "--page").output == "# A page\nHow it works.\n"
 
 
+def test_every_proof_is_shown_on_request(features, install):
+    install("pack-a", feature_source("thing-a", BODY))
+
+    output = features("show", "thing-a", "--proofs").output
+
+    expected = (
+        "thing-a: 3 proofs on 1 to 2 ranks, 1 bit for bit, the others within 1e-05",
+        "halves\n  2 ranks, 3 steps, equal bit for bit; peak_bytes at most 0.5 x",
+        "with     --thing-a",
+        "without  (the plain model)",
+        "alike\n  1 rank, 3 steps, equal within 1e-05 in losses",
+        "and      --thing-a",
+        "resume\n  1 rank, 3 steps, a checkpoint, 2 steps; resumed equal bit for bit, on 2 in the other "
+        "layout within 1e-05",
+        "saved    --thing-a",
+        "resumed  --thing-a --bf16",
+    )
+    assert [text for text in expected if text not in output] == []
+
+
+def test_a_feature_without_proofs_says_so(features, install):
+    install("pack-b", feature_source("thing-b"))
+
+    result = features("show", "thing-b", "--proofs")
+
+    assert result.exit_code == 1
+    assert "the feature thing-b declares no proofs" in result.output
+
+
 def test_the_first_screen_says_what_users_need_and_how_to_see_the_rest(features, install):
     install("pack-a", feature_source("thing-a", BODY))
     install("pack-b", feature_source("thing-b"))
 
     output = features("show", "thing-a").output
 
-    shown = ("A feature for tests", "  --thing-a  Switch it on.", "--fp16: overflows", "show thing-a --all")
+    shown = (
+        "A feature for tests",
+        "  --thing-a  Switch it on.",
+        "--fp16: overflows",
+        "show thing-a --all",
+        "3 proofs",
+    )
     assert [text for text in shown if text not in output] == []
-    assert [text for text in ("bytes_sent", "wraps train_step", "halves:") if text in output] == []
+    assert [text for text in ("bytes_sent", "wraps train_step", "halves") if text in output] == []
     assert len(output.splitlines()) < 50
 
 
