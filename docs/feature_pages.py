@@ -1,39 +1,26 @@
-"""The page of each feature and the list of all, from what the features declare and what their proofs gave.
+"""The page of each feature and the list of all, from what the features declare.
 
 The list is a committed page, and leads to the text that each package has of its features. The page of one
-feature is made for the site alone.
+feature is made for the site alone: the manual first, then flags that the manual has in no table, what is
+declared, and one line about the proofs, which have a page of their own (`feature_proofs`).
 """
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Mapping
 
-from proofs import recorded
+from feature_links import ROOT, manual_link, page_of
+from feature_proofs import proof_path, proof_summary
+from flag_pages import flag_places
 from tables import code, codes, flag_table, table
 
-from mindspeed_core.feature import Conflict, Feature, Requirement, Scenario
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
 from mindspeed_core.registry import Registry
 
-ROOT = Path(__file__).resolve().parent.parent
 FEATURES = "docs/features"
 """Place of the features' pages in the site; no file lies there."""
-
-
-def page_of(feature: type[Feature]) -> Path | None:
-    """The feature's own page in this repository."""
-    package, _, relative = feature.docs.partition(":")
-    return next(iter(sorted(ROOT.glob(f"plugins/*/src/{package}/{relative}"))), None) if relative else None
-
-
-def manual_link(feature: type[Feature]) -> str:
-    """A link from a reference page to the feature's own page; its name where it has none here."""
-    text = page_of(feature)
-    if text is None:
-        return code(feature.name)
-    return f"[{feature.name}](../../{text.relative_to(ROOT).as_posix()})"
 
 
 def value_text(condition: Requirement | Conflict) -> str:
@@ -93,102 +80,65 @@ def features_page(registry: Registry) -> str:
 
 def feature_pages(registry: Registry) -> dict[str, str]:
     """The page of each feature, by the path that it would have in the repository."""
+    places = flag_places(registry)
     return {
-        f"{FEATURES}/{record.dist}/{name}.md": feature_page(record.dist, record.cls)
+        f"{FEATURES}/{record.dist}/{name}.md": feature_page(record.dist, record.cls, places)
         for name, record in registry.features.items()
     }
 
 
-def feature_page(dist: str, feature: type[Feature]) -> str:
-    """One feature: what it declares, its flags, its proofs and what they gave."""
+def feature_page(dist: str, feature: type[Feature], places: Mapping[str, str] | None = None) -> str:
+    """One feature: its manual, its flags, what it declares, and how many proofs hold it.
+
+    Args:
+        dist: package that brings the feature.
+        feature: to describe.
+        places: page and anchor of every flag, as `flag_places` gives them; flags elsewhere are named only.
+    """
+    place = f"{FEATURES}/{dist}"
     lines = [f"# {feature.name}", "", f"{feature.summary}.", ""]
     text = page_of(feature)
     if text is not None:
-        relative = posixpath.relpath(text.relative_to(ROOT).as_posix(), f"{FEATURES}/{dist}")
+        relative = posixpath.relpath(text.relative_to(ROOT).as_posix(), place)
         lines += [f"[How it works]({relative})", ""]
-    lines += ["## What it declares", "", *table(("fact", "value"), feature_rows(dist, feature))]
-    if feature.flags:
-        lines += ["", "## Its flags", "", *flag_table(feature.flags)]
+    shown = tabled_flags(text.read_text(encoding="utf-8")) if text is not None else set()
+    rest = [flag for flag in feature.flags if not shown.intersection(flag.options)]
+    if rest:
+        lines += ["## Further flags" if shown else "## Flags", "", *flag_table(rest), ""]
+    rows = feature_rows(dist, feature, flag_links(feature.flags, places or {}, place))
+    lines += ["## What it declares", "", *table(("fact", "value"), rows)]
     if feature.verify:
-        lines += ["", "## Its proofs", "", *proof_lines(feature)]
+        link = posixpath.relpath(proof_path(dist, feature.name), place)
+        lines += ["", "## How we know", "", f"{proof_summary(feature)}: [the proofs]({link})."]
     return "\n".join(lines)
 
 
-def proof_lines(feature: type[Feature]) -> list[str]:
-    """The proofs of a feature, and where their results come from."""
-    where, results = recorded(feature)
-    lines = [
-        f"`mindspeed-features verify {feature.name}` trains a small model for each of these and compares",
-        "losses, gradients and weights: with and without the feature, or, where a row says *resumed*, a",
-        "training with its continuation from a checkpoint, in the same layout and in another one.",
-        "",
-        *table(
-            ("proof", "processes", "steps", "allowed", "largest error", "measured"),
-            (
-                (
-                    code(scenario.name),
-                    scenario.world_size
-                    if then is None
-                    else f"{scenario.world_size}, resumed on {then.world_size}",
-                    scenario.steps if then is None else f"{scenario.steps} + {then.steps}",
-                    f"{scenario.tolerance:g}" if scenario.tolerance else "bit for bit",
-                    *result_cells(results.get(scenario.name)),
-                )
-                for scenario in feature.verify
-                for then in [scenario.resume]
-            ),
-        ),
-    ]
-    if results:
-        versions = ", ".join(f"{name} {value}" for name, value in where.items() if name != "platform")
-        lines += ["", f"Results of platform `{where['platform']}` with {versions}."]
-    for scenario in feature.verify:
-        lines += ["", f"### {scenario.name}", "", *command_lines(scenario)]
-    return lines
-
-
-def result_cells(result: Mapping[str, Any] | None) -> tuple[str, str]:
-    """The largest error of a proof that was run, and what was measured."""
-    if result is None:
-        return "not recorded", ""
-    return f"{result['largest_error']:.1e}", "<br>".join(filter(None, map(_measured, result["gains"])))
-
-
-def _measured(gain: Mapping[str, Any]) -> str:
-    # Results of former versions have the bound of the ratio alone.
-    bound = gain.get("at_most")
-    demand = gain.get("demand", "" if bound is None else f"at most {bound:g}")
-    if gain["ratio"] is not None:
-        return f"{gain['measure']} × {gain['ratio']:.3g}" + (f" ({demand})" if demand else "")
-    value = gain.get("feature")
-    return "" if value is None else f"{gain['measure']} {value:,.6g}" + (f" ({demand})" if demand else "")
-
-
-def command_lines(scenario: Scenario) -> Iterable[str]:
-    """The two command lines of a proof, what both have in common said once."""
-    ours, theirs = (_options(flags) for _, flags, _ in scenario.sides())
-    common = [option for option in theirs if option in ours]
-    with_it = [option for option in ours if option not in common]
-    without = [option for option in theirs if option not in common]
-    names = ("with the feature", "with the feature, too" if scenario.same_feature else "without")
-    if scenario.resume is not None:
-        names = ("saved", "resumed in the other layout")
-    rows = (("both", common), (names[0], with_it), (names[1], without))
-    return table(("side", "flags"), ((side, code(" ".join(flags)) or "none") for side, flags in rows))
-
-
-def _options(flags: Sequence[str]) -> list[str]:
-    """Options with their values: ``--num-layers 2`` is one of them."""
-    found: list[str] = []
-    for text in flags:
-        if text.startswith("--") or not found:
-            found.append(text)
-        else:
-            found[-1] += f" {text}"
+def tabled_flags(text: str) -> set[str]:
+    """The options that a manual explains in its tables of flags."""
+    found: set[str] = set()
+    for block in re.findall(r"^\| *flags? *\|.*\n\|[-| :]+\|\n((?:\|.*\n?)+)", text, re.MULTILINE):
+        for row in block.splitlines():
+            found.update(re.findall(r"--[a-z][\w-]*", row.split(" | ")[0]))
     return found
 
 
-def feature_rows(dist: str, feature: type[Feature]) -> list[tuple[str, str]]:
+def flag_links(flags: tuple[Flag, ...], places: Mapping[str, str], place: str) -> str:
+    """The flags of a feature, each a link to its row among all flags.
+
+    Args:
+        flags: of the feature.
+        places: page and anchor of every flag.
+        place: folder of the page that links.
+    """
+    links = []
+    for flag in flags:
+        page, _, anchor = places.get(flag.name, "").partition("#")
+        name = code(flag.name)
+        links.append(f"[{name}]({posixpath.relpath(page, place)}#{anchor})" if page else name)
+    return ", ".join(links)
+
+
+def feature_rows(dist: str, feature: type[Feature], flags: str) -> list[tuple[str, str]]:
     """List what a feature declares, leaving out what it does not."""
     stages = [
         f"{code(stage)} ({'wraps' if function.mindspeed_impl['wrapper'] else 'replaces'})"  # type: ignore[attr-defined]
@@ -205,6 +155,7 @@ def feature_rows(dist: str, feature: type[Feature]) -> list[tuple[str, str]]:
     ]
     rows = [
         ("package", code(dist)),
+        ("flags", flags),
         ("level, stability", f"{feature.level}, {feature.stability}"),
         ("stages", ", ".join(stages)),
         ("slots", codes(feature.slots)),

@@ -23,11 +23,12 @@ from class_pages import declarations_page, platform_page, records_page, session_
 from contract_pages import npu_contracts_page
 from docstrings import docstring_parts, entries, markdown
 from feature_pages import features_page
+from flag_pages import family_pages, flags_page
 from layer_pages import layers_page
 from mindspeed_flags import mindspeed_page
 from mindspeed_imports import imports_page
 from proof_pages import scenarios_page
-from tables import code, codes, flag_table, table
+from tables import code, codes, table
 
 from mindspeed_core import __version__
 from mindspeed_core.discovery.entry_points import FEATURES as FEATURE_GROUP
@@ -36,8 +37,7 @@ from mindspeed_core.discovery.installed import installed_version
 from mindspeed_core.discovery.slots import CORE_SLOTS
 from mindspeed_core.discovery.stages import core_stages
 from mindspeed_core.feature import PROJECT, Patch
-from mindspeed_core.flags.core import CORE_OWNER
-from mindspeed_core.flags.flag_set import FlagEntry, flag_set
+from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.hooks import API_VERSION, STAGE_MODULES
 from mindspeed_core.registry import Registry
 from mindspeed_megatron.doctor.supported_versions import (
@@ -181,30 +181,6 @@ def stage_lines(
     if by:
         facts.append(f"features: {codes(by)}")
     return [*lines, "", "; ".join(facts)]
-
-
-def flags_page(registry: Registry) -> str:
-    """Every flag under the heading of its group."""
-    groups: dict[str, list[FlagEntry]] = {}
-    for entry in flag_set(registry, HOST).entries:
-        groups.setdefault(heading(entry, registry), []).append(entry)
-    lines = [
-        "# Flags",
-        "",
-        "Names and meaning are Megatron-LM's wherever Megatron-LM has the flag. `mindspeed-train --help all`",
-        "lists the same, with the flags of everything that is installed.",
-    ]
-    for name, members in groups.items():
-        lines += ["", f"## {name}", ""]
-        lines += flag_table(entry.flag for entry in members)
-    return "\n".join(lines)
-
-
-def heading(entry: FlagEntry, registry: Registry) -> str:
-    """The group of a flag, without the version of who brings it."""
-    if entry.owner in registry.features:
-        return f"{registry.features[entry.owner].dist}: {registry.features[entry.owner].cls.family}"
-    return "every host" if entry.owner == CORE_OWNER else entry.heading
 
 
 def compatibility_page(registry: Registry) -> str:
@@ -464,12 +440,13 @@ PAGES: dict[str, Callable[[Registry], str]] = {
 def render() -> dict[Path, str]:
     """Every page by its path."""
     registry = tree_registry()
-    return {REFERENCE / f"{name}.md": f"{NOTICE}\n\n{page(registry)}\n" for name, page in PAGES.items()}
+    texts = {name: page(registry) for name, page in PAGES.items()} | family_pages(registry)
+    return {REFERENCE / f"{name}.md": f"{NOTICE}\n\n{text}\n" for name, text in texts.items()}
 
 
 def unwritten(pages: Mapping[Path, str]) -> list[Path]:
     """Pages in the folder of generated pages that nothing writes any more."""
-    return sorted({*REFERENCE.glob("*.md")} - set(pages))
+    return sorted({*REFERENCE.rglob("*.md")} - set(pages))
 
 
 def stale(pages: Mapping[Path, str]) -> list[Path]:
@@ -494,6 +471,7 @@ def main(arguments: Sequence[str]) -> int:
     for path in unwritten(pages):
         path.unlink()
     for path, text in pages.items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))
     return 0

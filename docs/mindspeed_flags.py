@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from feature_pages import manual_link
+from feature_links import manual_link
 from tables import code, table
 
 from mindspeed_core.flags.announced import flag_owners

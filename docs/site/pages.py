@@ -19,7 +19,10 @@ from typing import Any
 from diagrams import drawn
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
+from navigation import Languages, complete
+from search_words import search_meta
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOT_PAGES = {
@@ -34,9 +37,7 @@ ROOT_PAGES = {
 LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".sh": "bash", ".yml": "yaml"}
 LINKING = (".md", "/")
 """Endings of what has links: pages and folders."""
-
-UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
-"""Files shown for reading would bury the manual among the results of a search."""
+PICTURES = (".svg", ".png")
 
 _CODE = re.compile(r"^(?P<indent> *)```.*?^(?P=indent)```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 _TARGET = re.compile(r"(\]\()([^)\s]+)(\))")
@@ -80,12 +81,12 @@ def markdown(path: str) -> str:
         return feature_texts()[path]
     if path.endswith("/"):
         names = sorted(child.name for child in (ROOT / path).iterdir() if child.is_file())
-        return UNSEARCHED + "\n".join([f"# {path}", "", *(f"- [{name}]({name})" for name in names)])
+        return "\n".join([f"# {path}", "", *(f"- [{name}]({name})" for name in names)])
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.endswith(".md"):
         return text
     language = LANGUAGES.get(posixpath.splitext(path)[1], "text")
-    return f"{UNSEARCHED}# {path}\n\n~~~~~~ {language}\n{text}\n~~~~~~\n"
+    return f"# {path}\n\n~~~~~~ {language}\n{text}\n~~~~~~\n"
 
 
 class Places:
@@ -124,18 +125,23 @@ class Places:
 
 
 _places = Places()
+_languages = Languages()
+_addresses: dict[str, str] = {}
+"""Address of every page, by its place in the site."""
 
 
 @cache
 def feature_texts() -> dict[str, str]:
-    """The page of each feature, made from its declarations."""
+    """The page of each feature and that of its proofs, made from its declarations."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:
         from feature_pages import feature_pages
+        from feature_proofs import proof_pages
         from generate import tree_registry
     finally:
         sys.path.remove(str(ROOT / "docs"))
-    return feature_pages(tree_registry())
+    registry = tree_registry()
+    return feature_pages(registry) | proof_pages(registry)
 
 
 def manuals() -> dict[str, str]:
@@ -145,21 +151,23 @@ def manuals() -> dict[str, str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Anchors as code hosts make them; the packages and their features in the navigation."""
+    """Anchors as code hosts make them; packages, features and flags in the navigation."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
-    for section in config.nav or ():
-        if "Features" in section:
-            section["Features"] += list(package_entries())
+    complete(config.nav or [], (path for path in feature_texts() if path.startswith("docs/features/")))
     return config
 
 
-def package_entries() -> Iterator[dict[str, Any]]:
-    """One section for each plugin: its page, then those of its features."""
-    for readme in sorted((*ROOT.glob("packages/*/README.md"), *ROOT.glob("plugins/*/README.md"))):
-        package = readme.parent.name.replace("_", "-")
-        pages = sorted(path for path in feature_texts() if f"/{package}/" in path)
-        entries = [{posixpath.basename(page)[:-3]: page.removeprefix("docs/")} for page in pages]
-        yield {package: [{"Package": f"packages/{package}.md"}, *entries]}
+def on_nav(nav: Navigation, **_: object) -> Navigation:
+    """The Chinese pages have a navigation of their own."""
+    return _languages.split(nav)
+
+
+def on_page_context(
+    context: dict[str, Any], *, page: Page, config: MkDocsConfig, **_: object
+) -> dict[str, Any]:
+    """The language of a page around its text, and the way to its twin."""
+    _languages.dress(context, page, config, _addresses)
+    return context
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -184,9 +192,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             continue
         for target in targets(markdown(origin)):
             path = repository_path(origin, target)
-            if path not in _places.uri and (ROOT / path).exists():
+            if path in _places.uri or not (ROOT / path).exists():
+                continue
+            if path.endswith(PICTURES):
+                _add_picture(files, config, path)
+            else:
                 _add(files, config, path, f"source/{path.removesuffix('/').removesuffix('.md')}.md")
                 waiting.append(path)
+    _addresses.clear()
+    _addresses.update({file.src_uri: file.url for file in files.documentation_pages()})
     return files
 
 
@@ -196,9 +210,17 @@ def _add(files: Files, config: MkDocsConfig, path: str, uri: str) -> None:
     _places.add(path, uri)
 
 
+def _add_picture(files: Files, config: MkDocsConfig, path: str) -> None:
+    """Adds a picture of the repository as it is; those in ``docs`` are in the site already."""
+    _places.uri[path] = path.removeprefix("docs/")
+    if not path.startswith("docs/"):
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+
+
 def on_page_markdown(text: str, *, page: Page, **_: object) -> str:
     """Links as the site needs them; the text of a feature on its page; diagrams drawn."""
     uri = page.file.src_uri
+    page.meta.update(search_meta(uri))
     origin = _places.origin[uri]
     if not origin.endswith(LINKING):
         return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from built_pages import BUILT, Addresses
 from markdown_files import ROOT, blocks, read
 
 # What makes the pages lies beside them.
-sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "docs" / "site")]
+sys.path[:0] = [str(ROOT / "docs" / folder) for folder in ("", "site", "figures")]
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -65,3 +67,38 @@ def guide_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
     (info / "entry_points.txt").write_text("\n".join(lines))
     return folder
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built pages. MkDocs ends with 1 for a page outside the navigation or a link that leads nowhere."""
+    if BUILT in os.environ:
+        return ROOT / os.environ[BUILT]
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    built = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert built.returncode == 0, f"{built.stdout}{built.stderr}\n(pages are listed under nav in mkdocs.yml)"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pages(site) -> dict[str, Addresses]:
+    """Every page by its path in the site."""
+    found = {path.relative_to(site).as_posix(): Addresses(path) for path in sorted(site.rglob("*.html"))}
+    # It is shown under any address, so its links begin at the site's root.
+    del found["404.html"]
+    return found
+
+
+@pytest.fixture(scope="session")
+def index(site) -> dict:
+    """The search index as a page from the file system reads it: a script, not a request."""
+    script = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    return json.loads(script.removeprefix("var __index = "))

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import proofs
 import pytest
-from feature_pages import feature_page
+from feature_pages import feature_page, tabled_flags
+from feature_proofs import proof_page
 from generate import tree_registry
 
 from mindspeed_core.feature import Feature, Flag, Resume, Scenario
@@ -34,11 +35,29 @@ def record(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("record")
-def test_a_recorded_result_stands_on_the_page_of_the_feature():
-    page = feature_page("acme", Swift)
+def test_a_recorded_result_stands_on_the_page_of_proofs():
+    page = proof_page("acme", Swift)
 
     assert "| `plain` | 1 | 2 | 1e-05 | 2.0e-07 | peak_bytes × 0.5 (at most 0.9) |" in page
     assert "Results of platform `cpu` with torch 2.13.0, megatron-core 0.16.1, python 3.11." in page
+
+
+@pytest.mark.usefixtures("record")
+def test_the_page_of_the_feature_says_in_one_line_what_its_proofs_gave():
+    page = feature_page("acme", Swift)
+    (line,) = [line for line in page.splitlines() if "proof" in line]
+
+    assert line == (
+        "1 proof, largest error 2.0e-07, run on platform `cpu` with torch 2.13.0, megatron-core 0.16.1, "
+        "python 3.11: [the proofs](../../proofs/acme/swift.md)."
+    )
+
+
+def test_a_flag_stands_once_on_the_page_of_its_feature():
+    shown = tabled_flags("| flag | meaning |\n|---|---|\n| `--swift`, `--fast` | do it |\n\n| x |\n")
+
+    assert shown == {"--swift", "--fast"}
+    assert "| `--swift` | switch |" in feature_page("acme", Swift)
 
 
 @pytest.mark.usefixtures("record")
@@ -57,14 +76,14 @@ def test_a_recorded_result_stands_on_the_page_of_the_feature():
 def test_a_result_of_another_proof_is_not_shown(monkeypatch, change):
     monkeypatch.setattr(Swift, "verify", (replace(RUN, **change),))
 
-    assert "not recorded" in feature_page("acme", Swift)
+    assert "not recorded" in proof_page("acme", Swift)
 
 
 @pytest.mark.usefixtures("record")
 def test_a_proof_across_a_checkpoint_shows_both_layouts(monkeypatch):
     resume = Resume(("--swift", "--bf16"), world_size=2)
     monkeypatch.setattr(Swift, "verify", (replace(RUN, name="resume", resume=resume),))
-    page = feature_page("acme", Swift)
+    page = proof_page("acme", Swift)
 
     assert "| `resume` | 1, resumed on 2 | 2 + 2 | 1e-05 | not recorded |" in page
     assert "| resumed in the other layout | `--bf16` |" in page

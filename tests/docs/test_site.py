@@ -2,88 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
 import posixpath
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from html.parser import HTMLParser
-from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
+from built_pages import Addresses, internal, navigation
 from markdown_files import ROOT, files, read
 
-BUILT = "MINDSPEED_SITE"
-"""Variable that names a site that was just built; without it the tests build one."""
+NAVIGATION_BYTES = 24_000
+"""Most that the sidebar of a page may take, which every page repeats; it was 61,000 once."""
+FEATURE_BYTES = 80_000
+"""Most of a feature's page, navigation and all."""
 
 
-class Addresses(HTMLParser):
-    """The addresses of a page: what it links to, what it loads, and what can be linked to in it."""
-
-    def __init__(self, page: Path) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.loads: list[str] = []
-        self.anchors: set[str] = set()
-        self.feed(page.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.anchors.update(filter(None, (found.get("id"), found.get("name") if tag == "a" else None)))
-        if tag == "a" and found.get("href"):
-            self.links.append(found["href"] or "")
-        elif tag in ("script", "img", "iframe", "source") and found.get("src"):
-            self.loads.append(found["src"] or "")
-        elif tag == "link" and found.get("href") and found.get("rel") != "canonical":
-            self.loads.append(found["href"] or "")
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built pages. MkDocs ends with 1 for a page outside the navigation or a link that leads nowhere."""
-    if BUILT in os.environ:
-        return ROOT / os.environ[BUILT]
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    built = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert built.returncode == 0, f"{built.stdout}{built.stderr}\n(pages are listed under nav in mkdocs.yml)"
-    return folder
-
-
-@pytest.fixture(scope="module")
-def pages(site) -> dict[str, Addresses]:
-    """Every page by its path in the site."""
-    found = {path.relative_to(site).as_posix(): Addresses(path) for path in sorted(site.rglob("*.html"))}
-    # It is shown under any address, so its links begin at the site's root.
-    del found["404.html"]
-    return found
-
-
-def internal(pages: dict[str, Addresses]) -> Iterator[tuple[str, str, str]]:
-    """Page, target page and anchor of every link inside the site."""
-    for page, addresses in pages.items():
-        for link in addresses.links:
-            if not re.match(r"[a-z]+:|//", link):
-                path, _, anchor = link.partition("#")
-                target = posixpath.normpath(posixpath.join(posixpath.dirname(page), unquote(path)))
-                yield page, target if path else page, unquote(anchor)
-
-
-def test_every_link_inside_the_site_leads_to_a_page_and_a_place_in_it(pages):
+def test_every_link_inside_the_site_leads_to_a_page_and_a_place_in_it(site, pages):
     dead = [
         (page, target, anchor)
         for page, target, anchor in internal(pages)
-        if target not in pages or (anchor and anchor not in pages[target].anchors)
+        if (target not in pages and not (target.endswith((".svg", ".png")) and (site / target).is_file()))
+        or (anchor and anchor not in pages[target].anchors)
     ]
 
     assert dead == []
@@ -95,10 +32,74 @@ def test_every_page_of_the_documentation_is_in_the_site(pages):
     assert {path.with_suffix(".html").as_posix() for path in written} - set(pages) == set()
 
 
-def test_the_navigation_leads_to_every_page_but_the_shown_sources(pages):
-    linked = {target for page, target, _ in internal({"index.html": pages["index.html"]})}
+def test_the_navigation_leads_to_every_page_but_the_shown_sources_and_proofs(site, pages):
+    """A sidebar shows the sections and what is in the open one, so several clicks may be needed."""
+    reached, waiting = {"index.html", "index.zh-CN.html"}, ["index.html", "index.zh-CN.html"]
+    while waiting:
+        page = waiting.pop()
+        sidebar = Addresses(navigation((site / page).read_text(encoding="utf-8")))
+        found = {target for _, target, _ in internal({page: sidebar})} - reached
+        reached |= found
+        waiting += found
 
-    assert {page for page in pages if not page.startswith("source/")} - linked == set()
+    assert {page for page in pages if not page.startswith(("source/", "proofs/"))} - reached == set()
+
+
+def test_the_page_of_a_feature_leads_to_its_proofs(pages):
+    proofs = {page for page in pages if page.startswith("proofs/")}
+    linked = {target for page, target, _ in internal(pages) if page.startswith("features/")}
+
+    assert len(proofs) > 80
+    assert proofs - linked == set()
+
+
+def test_the_sidebar_of_a_page_stays_small(site, pages):
+    sizes = {
+        page: len(navigation((site / page).read_text(encoding="utf-8")))
+        for page in pages
+        # Pages of many headings repeat those in it.
+        if not page.startswith(("source/", "reference/", "changelog"))
+    }
+
+    assert {page: size for page, size in sizes.items() if size > NAVIGATION_BYTES} == {}
+
+
+def test_the_page_of_a_feature_is_its_manual_not_its_evidence(site, pages):
+    sizes = {
+        page: len((site / page).read_text(encoding="utf-8")) for page in pages if page.startswith("features/")
+    }
+
+    assert {page: size for page, size in sizes.items() if size > FEATURE_BYTES} == {}
+
+
+def test_a_picture_is_a_picture_and_says_what_it_shows(pages):
+    shown = [(page, *picture) for page, found in pages.items() for picture in found.pictures]
+
+    assert len(shown) > 10
+    assert [one for one in shown if not one[1].endswith((".svg", ".png")) or len(one[2]) < 10] == []
+
+
+def test_a_chinese_page_says_so_and_each_twin_leads_to_the_other(pages):
+    chinese = [page for page in pages if page.endswith(".zh-CN.html") and not page.startswith("source/")]
+    links = {(page, target) for page, target, _ in internal(pages)}
+
+    assert {pages[page].language for page in chinese} == {"zh"}
+    assert {found.language for page, found in pages.items() if ".zh-CN" not in page} == {"en"}
+    for page in chinese:
+        english = page.replace(".zh-CN", "")
+        assert {(page, english), (english, page)} <= links, page
+
+
+def test_every_flag_has_a_place_of_its_own(pages):
+    place = pages["reference/flags/kernels.html"]
+
+    assert "use-flash-attn" in place.anchors
+    assert (
+        len(
+            [a for page, found in pages.items() if page.startswith("reference/flags/") for a in found.anchors]
+        )
+        > 700
+    )
 
 
 def test_no_page_loads_anything_from_elsewhere(site, pages):
@@ -118,13 +119,6 @@ def test_what_a_page_loads_is_in_the_site(site, pages):
     }
 
     assert missing == set()
-
-
-@pytest.fixture(scope="module")
-def index(site) -> dict:
-    """The search index as a page from the file system reads it: a script, not a request."""
-    script = (site / "search" / "search_index.js").read_text(encoding="utf-8")
-    return json.loads(script.removeprefix("var __index = "))
 
 
 def test_the_search_index_holds_both_languages_and_no_source_listings(index):
@@ -159,4 +153,5 @@ def test_the_page_of_a_feature_holds_its_text_and_its_declarations(site):
     assert headings
     assert [title for title in headings if f"{title}<a" not in page] == []
     assert "core-attention" in page
+    assert "#use-flash-attn" in page
     assert "How it works</a>" not in page
