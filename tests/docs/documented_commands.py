@@ -26,7 +26,6 @@ DOCUMENTS = (
     "docs/fully-sharded.md",
     "docs/megatron-lm.md",
     "docs/library-sessions.md",
-    "docs/library-sessions.md",
     "docs/plugin-recipes.md",
     "docs/optimizers.md",
     "docs/hook-versions.md",
@@ -48,6 +47,7 @@ READ_ONLY = {
     "mindspeed-features doctor": "ready to train",
     "mindspeed-features show flash-attn": "--use-flash-attn",
     "mindspeed-features show flash-attn --all": "wraps build_layer_spec",
+    "mindspeed-features show flash-attn --proofs": "without  ",
     "mindspeed-features show flash-attn --page": "# flash-attn",
     "mindspeed-features list --family cp --flags": "--ulysses-degree-in-cp",
     "mindspeed-features graph --around flash-attn": "core-attention",
@@ -81,7 +81,6 @@ ELSEWHERE = {
     "python3 bootstrap.py gpu": "a session of its own; tests/gpu runs the same program",
     "python3 bootstrap.py docs": "a session of its own; tests/docs/test_site.py builds the same site",
     "git clone <this repository> && cd mindspeed-core": "needs the network; whoever runs this has done it",
-    "pip install 'mindspeed-core[train]' mindspeed-kernels": _INSTALLS,
     "python3 -m venv .venv && . .venv/bin/activate": "bootstrap.py makes such an environment",
     "pip install -c constraints.txt torch": _INSTALLS,
     "pip install -c constraints.txt -e '.[dev]' -e packages/mindspeed_megatron -e packages/mindspeed_train "
@@ -113,8 +112,12 @@ ELSEWHERE = {
     "kubectl logs -f job/pretrain-workers-0": _CLUSTER,
     "kubectl delete -f cuda.yaml": _CLUSTER,
     "pip install 'mindspeed-core[torchx]'": _INSTALLS,
-    "COMPONENT=$(python -c 'import mindspeed_train; print(mindspeed_train.__path__[0])')"
-    "/launch/torchx_component.py:train": "packages/mindspeed_train/tests/clusters finds it there",
+    "PACKAGE=$(python -c 'import mindspeed_train as m; print(*m.__path__)')": (
+        "packages/mindspeed_train/tests/clusters finds it there"
+    ),
+    "COMPONENT=$PACKAGE/launch/torchx_component.py:train": (
+        "packages/mindspeed_train/tests/clusters finds it there"
+    ),
     "torchx run -s local_cwd $COMPONENT -j 1x2 --platform cpu -- --mock-data FLAGS": (
         "packages/mindspeed_train/tests/clusters runs the component on this machine"
     ),

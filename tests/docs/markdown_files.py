@@ -16,7 +16,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language (empty for commands) and text."""
+    """A fenced block: its language (``bash`` for commands) and text."""
 
     language: str
     text: str
@@ -57,11 +57,11 @@ def links(text: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    """The shell commands of a text: lines of blocks without language, joined where they go on."""
+    """The shell commands of a text: lines of ``bash`` blocks without comments, joined where they go on."""
     found = []
-    for block in blocks(text, ""):
+    for block in blocks(text, "bash"):
         for line in block.text.replace("\\\n", " ").splitlines():
             command = " ".join(line.partition("  #")[0].split())
-            if command:
+            if command and not command.startswith("#"):
                 found.append(command)
     return found

@@ -20,7 +20,7 @@ def requirements(folder):
 @pytest.mark.parametrize("page", PAGES)
 def test_nothing_of_this_repository_is_looked_for_elsewhere(page):
     installed = set()
-    for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
         if not line.startswith("pip install -c"):
             continue
         paths = [path.strip("'") for path in re.findall(r"-e (\S+)", line)]

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import click
 import pytest
-from markdown_files import ROOT, blocks, files, headings, links, read
+from markdown_files import ROOT, blocks, files, headings, links, read, without_blocks
 from mindspeed_flags import answers
 from mindspeed_imports import ENTRANCES
 
@@ -78,6 +78,9 @@ OF_OTHER_PROGRAMS = {
     "--dryrun",
 }
 """Options of torchrun, Slurm, torchx, pip, docs/generate.py, pytest, benchmarks/gpu, tools/, our packages."""
+
+WIDEST_COMMAND = 72
+"""Columns of a command: what a page of 390 pixels and half a screen show."""
 
 OF_EXAMPLES = {"--log-gradient-noise", "--sentences", "--some-size", "--my-flag"}
 """Flags that a page declares or makes up itself."""
@@ -161,14 +164,35 @@ def test_a_page_stands_once_in_the_navigation():
     assert len(pages) == len(set(pages))
 
 
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_block_says_its_language_and_commands_fit_a_narrow_page(path):
+    found = blocks(path.read_text(encoding="utf-8"))
+    long = [
+        line
+        for block in found
+        if block.language == "bash"
+        for line in block.text.splitlines()
+        # One word stays whole; a plan is what a program wrote.
+        if len(line) > WIDEST_COMMAND and len(line.split()) > 3 and path.name != "plan.md"
+    ]
+
+    assert [block.text for block in found if not block.language] == []
+    assert long == []
+
+
 def test_every_build_of_torch_npu_stands_in_the_table():
     page = read("docs/reference/compatibility.md")
 
     assert [build for builds in NPU_CANN.values() for build in builds if f"`{build}`" not in page] == []
 
 
-TWINS = ("README", "docs/quick-start", "docs/migration")
-"""Pages that have a Chinese twin."""
+TWINS = (
+    "README",
+    *sorted(f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md") if not path.stem.endswith(".zh-CN")),
+)
+"""Every guide has a Chinese twin."""
+OTHER_TERMS = ("重叠", "通讯", "特征", "重新计算", "显卡", "分区并行")
+"""Words for which CONTRIBUTING has others: 掩盖, 通信, 特性, 重计算, GPU or 设备, and the names of parallelism."""
 
 
 def without_language(target: str) -> str:
@@ -190,6 +214,15 @@ def test_the_chinese_twin_has_the_same_structure(page):
     assert len(re.findall(r"^(?:- |\d+\. )", chinese, re.MULTILINE)) == len(
         re.findall(r"^(?:- |\d+\. )", english, re.MULTILINE)
     )
+
+
+@pytest.mark.parametrize("page", TWINS)
+def test_the_chinese_twin_uses_the_terms_of_contributing(page):
+    text = without_blocks(read(f"{page}.zh-CN.md"))
+
+    assert [word for word in OTHER_TERMS if word in text] == []
+    # A page that was left in English has few Chinese characters.
+    assert len(re.findall("[\u4e00-\u9fff]", text)) > 300
 
 
 @pytest.mark.parametrize("page", TWINS)

@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[4]
 CLUSTERS = ROOT / "examples" / "clusters"
 COMMANDS = [
     shlex.split(line)
-    for block in re.findall(r"^```\n(.*?)^```$", (ROOT / "docs" / "clusters.md").read_text(), re.M | re.S)
-    for line in block.splitlines()
+    for block in re.findall(r"^```bash\n(.*?)^```$", (ROOT / "docs" / "clusters.md").read_text(), re.M | re.S)
+    for line in block.replace("\\\n", " ").splitlines()
 ]
 
 
 def test_the_commands_for_slurm():
-    found = [command for command in COMMANDS if command[1] == "sbatch"]
+    found = [command for command in COMMANDS if command[1:2] == ["sbatch"]]
     assert {command[0].removeprefix("PLATFORM=") for command in found} == set(PLATFORMS)
     for command in found:
         end = command.index("train.sbatch")

@@ -77,7 +77,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     for section in sections(report):
         parts += ["", f"## {section.title}"] if section.title else []
         parts += ["", *section.lines] if section.lines else []
-        parts += ["", "```", section.code, "```"] if section.code else []
+        parts += ["", "```bash", section.code, "```"] if section.code else []
         if section.rows:
             parts += ["", "| " + " | ".join(section.headers) + " |", "|" + "---|" * len(section.headers)]
             parts += ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in section.rows]

@@ -27,7 +27,7 @@ def print_summary(plan: LaunchPlan) -> None:
 
 def markdown(plan: LaunchPlan) -> str:
     """Return the plan as Markdown."""
-    parts = ["# Plan of a launch", "", "```", " ".join(plan.command), "```", "", *headline(plan)]
+    parts = ["# Plan of a launch", "", "```bash", " ".join(plan.command), "```", "", *headline(plan)]
     for title, headers, rows in _tables(plan):
         parts += ["", f"## {title[0].upper()}{title[1:]}", "", *_markdown_table(headers, rows)]
     parts += ["", "## Remarks", "", *(f"- {line}" for line in _remarks(plan))]
