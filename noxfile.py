@@ -225,6 +225,7 @@ def docs(session: nox.Session) -> None:
     install_for_tests(session)
     session.run("python", str(ROOT / "docs" / "generate.py"))
     session.run("python", str(ROOT / "docs" / "screens.py"))
+    session.run("python", str(ROOT / "docs" / "figures" / "draw.py"))
     # The generator's authors announce another program on every start.
     session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
     built = {"MINDSPEED_SITE": "build/site"}

@@ -1,4 +1,4 @@
-"""Figures are what the code and the recorded runs say, can be read without seeing them, and follow the page."""
+"""Figures are what code and recorded runs say, have words for who does not see them, and follow the page."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ def test_a_figure_has_a_title_a_description_and_both_schemes(path):
     assert "prefers-color-scheme:dark" in root.findtext(f"{SVG}style")
     # Nothing is drawn outside of it.
     wide, high = (float(root.get(name)) for name in ("width", "height"))
-    boxes = [[float(box.get(name)) for name in ("x", "y", "width", "height")] for box in root.iter(f"{SVG}rect")]
-    assert [box for box in boxes if box[0] < 0 or box[1] < 0 or box[0] + box[2] > wide + 1] == []
-    assert [box for box in boxes if box[1] + box[3] > high + 1] == []
+    for box in root.iter(f"{SVG}rect"):
+        x, y, width, height = (float(box.get(name)) for name in ("x", "y", "width", "height"))
+        assert x >= 0
+        assert y >= 0
+        assert x + width <= wide + 1
+        assert y + height <= high + 1
 
 
 def test_every_stage_of_the_core_is_in_the_figure():

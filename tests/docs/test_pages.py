@@ -191,8 +191,8 @@ TWINS = (
     *sorted(f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md") if not path.stem.endswith(".zh-CN")),
 )
 """Every guide has a Chinese twin."""
-OTHER_TERMS = ("重叠", "通讯", "特征", "重新计算", "显卡", "分区并行")
-"""Words for which CONTRIBUTING has others: 掩盖, 通信, 特性, 重计算, GPU or 设备, and the names of parallelism."""
+OTHER_TERMS = ("重叠", "通讯", "特征", "重新计算", "显卡")
+"""Words for which CONTRIBUTING has others: 掩盖, 通信, 特性, 重计算, 设备."""
 
 
 def without_language(target: str) -> str:
