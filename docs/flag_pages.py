@@ -122,13 +122,13 @@ def family_page(family: Family, registry: Registry) -> str:
         f"Flags {source} ([all families](../flags.md)).",
         "",
         *table(
-            ("flag", "value", "default", "meaning", "read by"),
+            ("flag", "meaning", "value", "default", "read by"),
             (
                 (
                     f'<a id="{flag_anchor(entry.flag.name)}"></a>{codes(entry.flag.options)}',
+                    entry.flag.help,
                     flag_value(entry.flag),
                     flag_default(entry.flag),
-                    entry.flag.help,
                     _readers(entry, registry),
                 )
                 for entry in family.entries

@@ -1,4 +1,4 @@
-"""Figures of what the code declares: the stages of a run, and each pipeline schedule."""
+"""Figures of what the code declares: the stages of a run, who takes part in them, each pipeline schedule."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from drawing import Drawing
 
 from mindspeed_core.feature import PROJECT
 from mindspeed_core.hooks import STAGE_MODULES
+from mindspeed_core.registry import Registry
 from mindspeed_pp.actions import BACKWARD, FORWARD, INPUT_GRADIENT, OVERLAPPED, RECOMPUTE, WEIGHT_GRADIENT
 from mindspeed_pp.lint import lint
 from mindspeed_pp.rule import Context, Rule
@@ -58,6 +59,43 @@ def stages_figure() -> str:
         y += 10
     drawing.path(((104, y - 14), (104, y - 2)), "i", arrow=True)
     return drawing.svg(y + 2)
+
+
+def families_figure(registry: Registry) -> str:
+    """Draw how many features of each family take part in each area of stages."""
+    areas = {
+        name.rpartition(".")[2]: {
+            stage for stage, value in vars(import_module(name)).items() if hasattr(value, f"{PROJECT}_spec")
+        }
+        for name in STAGE_MODULES
+    }
+    members: dict[str, list[set[str]]] = {}
+    for record in registry.features.values():
+        members.setdefault(record.dist.removeprefix("mindspeed-"), []).append(set(record.cls.hooks()))
+    number = sum(map(len, members.values()))
+    drawing = Drawing(
+        "Features of each family by the stages of a run in which they take part",
+        f"{number} features of {len(members)} families; columns are the areas of stages that a run passes: "
+        f"{', '.join(areas)}.",
+    )
+    left, tall, wide = 96.0, 24, 68.0
+    for column, area in enumerate(areas):
+        x = left + column * wide
+        drawing.text(x + wide / 2 - 2, 14, area, "q", "middle")
+    drawing.path(((left, 24), (left + len(areas) * wide - 6, 24)), "i", arrow=True)
+    for row, (family, features) in enumerate(members.items()):
+        y = 32 + row * tall
+        drawing.text(0, y + 15, family, "h")
+        drawing.text(left - 10, y + 15, str(len(features)), "q", "end")
+        for column, stages in enumerate(areas.values()):
+            x = left + column * wide
+            count = sum(bool(stages & hooked) for hooked in features)
+            drawing.rect(x, y, wide - 4, tall - 4, "c0" if count else "box")
+            if count:
+                drawing.text(x + wide / 2 - 2, y + 14, str(count), "on", "middle")
+    y = 32 + len(members) * tall + 16
+    drawing.text(left, y, "features of a family that wrap or replace stages there", "q")
+    return drawing.svg(y + 8)
 
 
 def schedule_figures() -> dict[str, str]:

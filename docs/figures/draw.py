@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from declared_figures import schedule_figures, stages_figure
+from declared_figures import families_figure, schedule_figures, stages_figure
 from recorded_figures import (
     loads_figure,
     losses_figure,
@@ -22,12 +22,16 @@ from recorded_figures import (
 )
 
 FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parent))
+
+from generate import tree_registry  # noqa: E402
 
 
 def render() -> dict[Path, str]:
     """Return every figure by its path."""
     figures = {
         "stages": stages_figure(),
+        "families": families_figure(tree_registry()),
         **schedule_figures(),
         "memory": memory_figure(),
         "ring": ring_figure(),
