@@ -157,7 +157,7 @@ class GenerationSettings:
             raise ArgumentError(
                 "--num-beams",
                 self.num_beams,
-                f"{2 * self.num_beams} candidates are compared in each step, the model has {vocab_size} tokens",
+                f"each step compares {2 * self.num_beams} candidates, the model has {vocab_size} tokens",
                 f"use at most {vocab_size // 2}",
             )
         if not _finite(self.length_penalty):

@@ -1,0 +1,98 @@
+"""Generations of worlds: models opened under layouts, and what calls of them return."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+def generations(folder: str, opened: list[dict[str, Any]], calls: list[Call]) -> list[list[Any]]:
+    """Open a model with each set of options; return the results of all calls, or the message of a refusal."""
+    from mindspeed_core.errors import UserError
+    from mindspeed_models import load
+
+    found = []
+    for options in opened:
+        given = dict(options)
+        with load(given.pop("folder", folder), **given) as model:
+            results = []
+            for name, positional, named in calls:
+                try:
+                    results.append(CALLS[name](model, *positional, **named))
+                except UserError as error:
+                    results.append(str(error))
+            found.append(results)
+    return found
+
+
+def ids(model: Any, prompts: Any, **settings: Any) -> Any:
+    """Return the ids of answers."""
+    return model.generate(prompts, detokenize=False, **settings)
+
+
+def streamed(model: Any, prompt: Any, **settings: Any) -> tuple[list[str], str]:
+    """Return every state of a growing text, and the text at once."""
+    return list(model.generate(prompt, stream=True, **settings)), model.generate(prompt, **settings)
+
+
+def answers(model: Any, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the answers of requests, each with settings of its own."""
+    from mindspeed_models.inference.requests import GenerationRequest, GenerationSettings
+
+    made = [
+        GenerationRequest(each["prompt"], GenerationSettings(**each["settings"]), each["request_id"])
+        for each in requests
+    ]
+    return [asdict(answer) for answer in model.generate_requests(made)]
+
+
+def cancelled(model: Any, prompts: list[list[int]], after: int, **settings: Any) -> list[list[int]]:
+    """Return the ids of answers of which the first is cancelled at its so manieth text."""
+    from mindspeed_models.inference.requests import GenerationRequest, GenerationSettings
+
+    seen: list[str] = []
+
+    def on_text(number: int, new: str) -> bool:
+        if number == 0:
+            seen.append(new)
+        return number != 0 or len(seen) < after
+
+    requests = [
+        GenerationRequest(prompt, GenerationSettings(**settings), number)
+        for number, prompt in enumerate(prompts)
+    ]
+    return [answer.tokens for answer in model.generate_requests(requests, on_text)]
+
+
+def scored(model: Any, pairs: list[tuple[list[int], list[int]]]) -> list[dict[str, Any]]:
+    """Return the scores of continuations."""
+    return [asdict(each) for each in model.score(pairs)]
+
+
+def generated(model: Any, *positional: Any, **named: Any) -> Any:
+    """Call `generate`."""
+    return model.generate(*positional, **named)
+
+
+CALLS = {
+    "ids": ids,
+    "generate": generated,
+    "streamed": streamed,
+    "answers": answers,
+    "cancelled": cancelled,
+    "scored": scored,
+}
+
+
+def followed(folder: str, options: dict[str, Any], calls: list[Call]) -> list[Any] | str:
+    """Let rank 0 ask and all others follow."""
+    from mindspeed_models import load
+
+    model = load(folder, **options)
+    if not model.leader:
+        model.follow()
+        return "followed"
+    with model:
+        return [CALLS[name](model, *positional, **named) for name, positional, named in calls]
