@@ -96,3 +96,55 @@ def followed(folder: str, options: dict[str, Any], calls: list[Call]) -> list[An
         return "followed"
     with model:
         return [CALLS[name](model, *positional, **named) for name, positional, named in calls]
+
+
+def commands(lines: list[list[str]]) -> list[tuple[int, str, str]]:
+    """Run command lines of ``mindspeed-models``; return status, output and messages of each."""
+    import contextlib
+    import io
+
+    from mindspeed_models.program import main
+
+    found = []
+    for line in lines:
+        output, messages = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(messages):
+            status = main(line)
+        found.append((status, output.getvalue(), messages.getvalue()))
+    return found
+
+
+def between_steps(
+    folder: str, flags: list[str], save: str | None, prompts: list[list[int]]
+) -> dict[str, Any]:
+    """Train, generate between two steps, train on and save; return losses, tokens and what was left."""
+    import torch
+
+    from mindspeed_core.activation import prepare
+    from mindspeed_models.inference.model import generating
+    from mindspeed_train.loop import setup, teardown
+
+    training = [
+        *("--load", folder, "--seq-length", "16", "--micro-batch-size", "2", "--global-batch-size", "4"),
+        *("--train-iters", "4", "--lr", "1e-2", "--lr-decay-style", "constant", "--mock-data"),
+        *("--num-workers", "0", "--eval-iters", "0", "--attention-dropout", "0.1", "--hidden-dropout", "0.1"),
+        *flags,
+        *(() if save is None else ("--save", save, "--save-interval", "100")),
+    ]
+    found: dict[str, Any] = {"losses": [], "tokens": []}
+    with prepare(training, host="standalone", platform="cpu") as session:
+        run = setup(session)
+        for number in range(3):
+            found["losses"].append(float(session.call("train_step", run=run).losses["lm loss"]))
+            run.iteration += 1
+            run.consumed_train_samples += 4
+            if number != 1 and prompts:
+                before = torch.get_rng_state()
+                with generating(run, end_tokens=()) as model:
+                    found["tokens"].append(model.generate(prompts, detokenize=False, max_new_tokens=12))
+                found["same state"] = torch.equal(before, torch.get_rng_state())
+                found["trains"] = all(module.training for module in run.model[0].modules())
+        if save is not None:
+            session.call("save_checkpoint", run=run, reason="end")
+        teardown(session)
+    return found

@@ -1,4 +1,4 @@
-"""Generation under layouts, of families, with kernels, and of requests dealt out: the tokens of one process."""
+"""Generation under layouts, of families, with kernels, and dealt out: the tokens of one process."""
 
 import pytest
 from generation_runs import followed, generations
