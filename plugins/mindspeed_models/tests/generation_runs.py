@@ -148,3 +148,40 @@ def between_steps(
             session.call("save_checkpoint", run=run, reason="end")
         teardown(session)
     return found
+
+
+def of_the_readme(folder: str) -> list[str]:
+    """Call what AscendSpeed's README calls."""
+    from mindspeed_models import from_pretrained
+
+    found = []
+    with from_pretrained(
+        model_provider=None,
+        pretrained_model_name_or_path=folder,
+    ) as model:
+        responses = model.generate("Write quick sort code in python", max_new_tokens=512)
+        found.append(responses)
+        responses = model.generate(
+            "Write quick sort code in python",
+            do_sample=True,
+            temperature=1.0,
+            top_k=50,
+            top_p=0.95,
+            max_new_tokens=512,
+        )
+        found.append(responses)
+        responses = model.generate(
+            "Write quick sort code in python", num_beams=4, top_k=50, top_p=0.95, max_new_tokens=512
+        )
+        found.append(responses)
+        responses = model.generate(
+            "Write quick sort code in python",
+            do_sample=True,
+            temperature=0.6,
+            num_beams=4,
+            top_k=50,
+            top_p=0.95,
+            max_new_tokens=512,
+        )
+        found.append(responses)
+    return found

@@ -99,3 +99,15 @@ def test_experts_on_two_ranks_give_the_tokens_of_one(folder, name):
     alltoall = {"flags": ("--moe-token-dispatcher-type", "alltoall")}
     for found in run_world(generations, 2, folder(name), [EP2 | alltoall, TP2, PP2], calls):
         assert found == [alone] * 3
+
+
+@pytest.mark.thorough
+def test_the_calls_of_ascendspeeds_readme_run_as_they_are(tmp_path):
+    from corpora import write_tokenizer
+
+    make("llama", tmp_path / "model", vocab_size=400, max_position_embeddings=1024)
+    write_tokenizer(tmp_path / "model")
+    (texts,) = run_world("generation_runs:of_the_readme", 1, str(tmp_path / "model"), timeout=600)
+    assert all(isinstance(text, str) and text for text in texts)
+    greedy, sampled, beams, both = texts
+    assert len({greedy, sampled, beams, both}) == 4

@@ -42,6 +42,7 @@ class Engine:
         self,
         run: Run,
         *,
+        vocab_size: int,
         detokenize: Detokenize,
         ends: Sequence[int],
         batch_size: int,
@@ -52,13 +53,14 @@ class Engine:
 
         Args:
             run: in evaluation mode.
+            vocab_size: tokens that may be drawn.
             detokenize: from ids to text.
             ends: the model's own end tokens.
             batch_size: requests of a batch at most.
             prefill_chunk: tokens of prompts that are computed at once; 0 for all.
             adapters: those that requests may name.
         """
-        self.passes = Passes(run)
+        self.passes = Passes(run, vocab_size)
         self.batch_size, self.prefill_chunk = batch_size, prefill_chunk
         self._run, self._detokenize, self._ends, self._adapters = run, detokenize, tuple(ends), adapters
         experts = getattr(run.pg, "ep", None)
@@ -176,7 +178,7 @@ class Engine:
 
     def _of_leader(self, flags: Sequence[bool]) -> list[bool]:
         """Return rank 0's flags on every rank."""
-        if self._run.dist.world_size == 1:
+        if dist.get_world_size() == 1:
             return list(flags)
         values = torch.tensor(flags, dtype=torch.uint8, device=self.passes.device)
         dist.broadcast(values, src=0)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError, SessionError, UserError
+from mindspeed_megatron.unwrap import unwrap
 from mindspeed_models.inference.engine import Engine
 from mindspeed_models.inference.evaluation import evaluating
 from mindspeed_models.inference.following import Commands
@@ -25,6 +26,7 @@ from mindspeed_models.inference.requests import (
     check_prompt,
 )
 from mindspeed_models.inference.scoring import check_pairs
+from mindspeed_train.interface import NullTokenizer
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -63,6 +65,8 @@ class LoadedModel:
         prefill_chunk: int = 0,
         batch_size: int = BATCH_SIZE,
         chat_template: str | None = None,
+        tokenizer: Any = None,
+        vocab_size: int | None = None,
     ) -> None:
         """Take a run whose model is in evaluation mode; `load` and `generating` do so.
 
@@ -73,6 +77,8 @@ class LoadedModel:
             prefill_chunk: tokens of a prompt that are computed at once; 0 for all.
             batch_size: requests of a batch at most.
             chat_template: name or file of a chat template; that of the tokenizer by default.
+            tokenizer: with ``tokenize`` and ``detokenize``; that of the run by default, or plain ids.
+            vocab_size: tokens that may be drawn; those of the run's arguments by default.
         """
         if prefill_chunk < 0:
             raise ArgumentError("--prefill-chunk", prefill_chunk, "is no number of tokens", "use 0 for all")
@@ -81,17 +87,18 @@ class LoadedModel:
         args = run.args
         path = getattr(args, "tokenizer_model", None)
         self.run = run
-        self.tokenizer: Any = run.tokenizer
-        self.max_positions: int = args.max_position_embeddings or args.seq_length
-        self.vocab_size: int = args.vocab_size
+        self.vocab_size = _drawable(run) if vocab_size is None else vocab_size
+        self.tokenizer: Any = tokenizer or run.tokenizer or NullTokenizer(self.vocab_size)
+        self.max_positions = _positions(run)
         self.chat_template = chat_template_in(Path(path)) if path else ""
-        self.end_tokens = tuple(ends)
+        self.end_tokens = tuple(each for each in ends if each < self.vocab_size)
         self.adapters: tuple[str, ...] = () if adapters is None else adapters.names
         self._loaded_adapters = adapters
         self._closing = ExitStack()
         self._prompts = Prompts(self.tokenizer, path, getattr(args, "tokenizer_type", None), chat_template)
         self._engine: Engine | None = Engine(
             run,
+            vocab_size=self.vocab_size,
             detokenize=detokenizer(self.tokenizer),
             ends=self.end_tokens,
             batch_size=batch_size,
@@ -449,7 +456,8 @@ def generating(run: Run, *, end_tokens: Sequence[int] | None = None, **options: 
     Args:
         run: the run of a training.
         end_tokens: that end an answer; the tokenizer's by default.
-        options: ``prefill_chunk``, ``batch_size`` and ``chat_template`` of `load`.
+        options: ``prefill_chunk``, ``batch_size`` and ``chat_template`` of `load`; in a library session also
+            ``tokenizer`` and ``vocab_size``, the tokens that may be drawn.
 
     Raises:
         UserError: the model's sequences or weights are shared out over ranks.
@@ -479,13 +487,31 @@ def _requests(command: dict[str, Any]) -> list[GenerationRequest]:
     return found
 
 
+def _drawable(run: Run) -> int:
+    """Return how many tokens a run's arguments name; rows that pad the vocabulary are not among them."""
+    found = getattr(run.args, "vocab_size", None)
+    if found is None:
+        raise UserError(
+            "generating: the session does not know how many of the vocabulary's rows are tokens; pass "
+            "vocab_size"
+        )
+    return int(found)
+
+
+def _positions(run: Run) -> int:
+    """Return how many positions a run's model has."""
+    args = run.args
+    named = getattr(args, "max_position_embeddings", None) or getattr(args, "seq_length", None)
+    return int(named or unwrap(run.model[0]).max_sequence_length)
+
+
 def _ends(run: Run, description: Path | None) -> list[int]:
     """Return the tokens that end an answer: as the model's files say, else the tokenizer's."""
     path = getattr(run.args, "tokenizer_model", None)
     found = end_tokens(description, Path(path) if path else None)
     if not found and path:
         found = [int(run.tokenizer.eod)]
-    return [each for each in found if each < run.args.vocab_size]
+    return found
 
 
 def _adapters(

@@ -32,8 +32,8 @@ class Passes:
         device: of the model.
     """
 
-    def __init__(self, run: Run) -> None:
-        """Take the model of a run.
+    def __init__(self, run: Run, vocab_size: int) -> None:
+        """Take the model of a run, of which ``vocab_size`` tokens may be drawn.
 
         Raises:
             UserError: it has several chunks on a rank.
@@ -52,7 +52,7 @@ class Passes:
         self._first = self.pp.rank() == 0
         self.last = self.pp.rank() == self.pp.size() - 1
         self.decides = self.last and self.tp.rank() == 0
-        self.vocab_size: int = run.args.vocab_size
+        self.vocab_size = vocab_size
         self.device = next(self.bare.parameters()).device
         self.takes_masks = bool(self._lowest(honours_masks(self.bare)))
         self._dtype = torch.float32 if self.config.fp32_residual_connection else self.config.params_dtype
