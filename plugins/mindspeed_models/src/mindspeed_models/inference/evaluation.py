@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import UserError
+from mindspeed_models.inference.rotated_keys import rotated_keys
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -44,14 +45,18 @@ def evaluating(run: Run) -> Iterator[None]:
         run.complete_parameters()
     modes = [(module, module.training) for chunk in run.model for module in chunk.modules()]
     capacity = getattr(config, "moe_expert_capacity_factor", None)
+    kept = ExitStack()
     try:
         for chunk in run.model:
             chunk.eval()
         if capacity is not None:
             # What is dropped would depend on the other texts of a batch.
             config.moe_expert_capacity_factor = None
+        for chunk in run.model:
+            kept.enter_context(rotated_keys(chunk))
         yield
     finally:
+        kept.close()
         for module, mode in modes:
             module.training = mode
         if capacity is not None:
