@@ -1,4 +1,4 @@
-"""Whether a model's attention hides the keys that a mask names, found by asking it."""
+"""Test of a model's attention: does it hide the keys that a mask names?"""
 
 from __future__ import annotations
 

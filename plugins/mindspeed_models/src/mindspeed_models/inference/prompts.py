@@ -12,7 +12,7 @@ from mindspeed_models.data.tokenizers import TextEncoder, TokenizerChoice, load_
 
 
 class Prompts:
-    """Turns texts, ids, tensors and messages into ids.
+    """Encoder of texts, ids, tensors and messages.
 
     Attributes:
         encoder: knows special tokens; None where the tokenizer has only plain ids.

@@ -1,4 +1,4 @@
-"""What is asked of a model and what it answers, without torch.
+"""Requests to a model and its answers, without torch.
 
 The values that `LoadedModel` takes and gives: settings of one generation, a request, its result and the
 score of a given continuation.
@@ -63,7 +63,7 @@ class GenerationSettings:
 
     @property
     def draws(self) -> bool:
-        """Whether tokens are drawn: at temperature 0 the likeliest is taken."""
+        """Return whether tokens are drawn: at temperature 0 the likeliest is taken."""
         return self.do_sample and self.temperature > 0
 
     def new_tokens(self, prompt_tokens: int) -> int:
