@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(folder):
-    """What one model returns, and the same with its prompts computed in chunks of 4 tokens."""
+    """Results of one model, and the same with its prompts computed in chunks of 4 tokens."""
     options = [{"batch_size": 8}, {"prefill_chunk": 4}]
     ((plain, chunks),) = run_world(generations, 1, str(folder), options, list(CALLS.values()))
     return dict(zip(CALLS, plain)), dict(zip(CALLS, chunks))

@@ -46,7 +46,7 @@ def found(folder):
 
 @pytest.fixture(scope="module")
 def printed(folder, tmp_path_factory):
-    """What command lines print, and the file of answers that some of them write."""
+    """Output of command lines, and the file of answers that some of them write."""
     root = tmp_path_factory.mktemp("files")
     prompts, answers = root / "prompts.jsonl", root / "answers.jsonl"
     records = [

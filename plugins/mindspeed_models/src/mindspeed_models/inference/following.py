@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mindspeed_models.inference.requests import GenerationRequest, GenerationSettings
+
 _PATIENCE = timedelta(days=365)
 """A conversation may pause; a rank that died is noticed by its closed connection."""
 
@@ -51,3 +53,19 @@ class Commands:
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
+
+
+def requests_of(command: Mapping[str, Any]) -> list[GenerationRequest]:
+    """Return the requests of a command, as `dataclasses.asdict` and JSON have written them."""
+    found = []
+    for each in command["requests"]:
+        settings = dict(each["settings"])
+        for name in ("eos_token_ids", "stop"):
+            if settings[name] is not None:
+                settings[name] = tuple(settings[name])
+        found.append(
+            GenerationRequest(
+                each["prompt"], GenerationSettings(**settings), each["request_id"], each["adapter"]
+            )
+        )
+    return found
