@@ -36,6 +36,7 @@ class Engine:
         passes: the model.
         batch_size: requests of a batch at most.
         prefill_chunk: tokens of prompts that are computed at once; 0 for all.
+        midway: a batch was left where other ranks cannot know of it.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Engine:
         """
         self.passes = Passes(run, vocab_size)
         self.batch_size, self.prefill_chunk = batch_size, prefill_chunk
+        self.midway = False
         self._run, self._detokenize, self._ends, self._adapters = run, detokenize, tuple(ends), adapters
         experts = getattr(run.pg, "ep", None)
         self._shares = experts is not None and experts.size() > 1
@@ -92,18 +94,22 @@ class Engine:
         """Score continuations, in order. Collective."""
 
         def compute(batch: list[int]) -> list[tuple[int, Scored]]:
-            return list(zip(batch, scoring.score(self.passes, [pairs[place] for place in batch])))
+            self.midway = True
+            found = scoring.score(self.passes, [pairs[place] for place in batch])
+            self.midway = False
+            return list(zip(batch, found))
 
         return self._dealt(scoring.batches(pairs, self.passes.vocab_size), compute)
 
     def _batches(self, requests: Sequence[GenerationRequest]) -> list[list[int]]:
         """Return the places of requests in batches: of one adapter, and of like lengths."""
 
-        def kind(place: int) -> tuple[str, int]:
+        def kind(place: int) -> tuple[bool, str, int]:
             request = requests[place]
             # Where attention takes no masks, texts of a batch have one length.
             length = 0 if self.passes.takes_masks else len(request.prompt)
-            return (request.adapter or "", length)
+            # No name is the first adapter, the empty one none.
+            return (request.adapter is not None, request.adapter or "", length)
 
         order = sorted(range(len(requests)), key=lambda place: (*kind(place), len(requests[place].prompt)))
         found: list[list[int]] = []
@@ -128,6 +134,20 @@ class Engine:
     ) -> Generator[Events, set[int] | None, list[tuple[int, list[Generated]]]]:
         """Continue one batch."""
         rows = [self._row(place, requests[place]) for place in batch]
+        self.midway = True
+        try:
+            found = yield from self._rows(rows, follow_text=follow_text)
+        except UserError:
+            # All ranks of the model refuse alike.
+            self.midway = False
+            raise
+        self.midway = False
+        return found
+
+    def _rows(
+        self, rows: Sequence[Row], *, follow_text: bool
+    ) -> Generator[Events, set[int] | None, list[tuple[int, list[Generated]]]]:
+        """Continue the requests of a batch."""
         if self._adapters is not None:
             self._adapters.use(rows[0].request.adapter)
         if rows[0].request.settings.num_beams > 1:
@@ -161,6 +181,7 @@ class Engine:
                     agreed = self._of_leader(flags)
                     if gone:
                         decoding.close()
+                        self.midway = False
                 if all(agreed):
                     self._end(decoding, ids)
                     return

@@ -305,7 +305,11 @@ class LoadedModel:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the model."""
+        """Close the model; after an error in the middle of a batch, without the other ranks."""
+        if self._engine is not None and self._engine.midway and self.run.dist.world_size > 1:
+            # They wait for this one, and end when it does.
+            self._engine = None
+            return
         self.close()
 
     def _end(self) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.errors import UserError
 from mindspeed_models.inference.evaluation import evaluating
 from mindspeed_models.inference.loaded import BATCH_SIZE, LoadedModel, OnText
 from mindspeed_models.inference.opening import end_tokens, opening_of
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
     from mindspeed_models.inference.adapters import LoadedAdapters
     from mindspeed_models.lora.adapter_files import Adapters
 
@@ -61,7 +64,7 @@ def load(
         closing.enter_context(of_one_process(os.environ))
         session = prepare([*opening.flags, *more], host="standalone", platform=platform, mode="inference")
         closing.enter_context(session)
-        closing.callback(teardown, session)
+        closing.push(partial(_leave, teardown, session))
         run = setup(session)
         closing.enter_context(evaluating(run))
         closing.callback(run.model.clear)
@@ -108,10 +111,19 @@ def generating(run: Run, *, end_tokens: Sequence[int] | None = None, **options: 
         closing.enter_context(evaluating(run))
         ends = _ends(run, None) if end_tokens is None else end_tokens
         model = LoadedModel(run, ends, **options).own(closing)
-        try:
+        with model:
             yield model
-        finally:
-            model.close()
+
+
+def _leave(
+    teardown: Callable[[Session], None], session: Session, kind: Any, error: BaseException | None, trace: Any
+) -> None:
+    """Leave the process group, unless other ranks do not know that this one leaves."""
+    import torch.distributed as dist
+
+    alone = not dist.is_initialized() or dist.get_world_size() == 1
+    if error is None or alone or isinstance(error, UserError):
+        teardown(session)
 
 
 def _ends(run: Run, description: Path | None) -> list[int]:
