@@ -23,7 +23,11 @@ CALLS = {
     "sampled": ("ids", (PROMPTS,), {"max_new_tokens": NEW, **SAMPLING}),
     "sampled alone": ("ids", (PROMPTS[0],), {"max_new_tokens": NEW, **SAMPLING}),
     "other seed": ("ids", (PROMPTS[0],), {"max_new_tokens": NEW, **SAMPLING, "seed": 4}),
-    "all drawn": ("ids", (LONG,), {"max_new_tokens": 60, "do_sample": True, "top_k": 0, "temperature": 9.0}),
+    "all drawn": (
+        "ids",
+        (LONG,),
+        {"max_new_tokens": 60, "do_sample": True, "top_k": 0, "temperature": 9.0, "eos_token_id": []},
+    ),
     "sampled beams": ("ids", (LONG,), {**BEAMS, **SAMPLING}),
     "log-probabilities": (
         "generate",
