@@ -76,7 +76,31 @@ def generated(model: Any, *positional: Any, **named: Any) -> Any:
     return model.generate(*positional, **named)
 
 
+def cached(model: Any, prompts: list[list[int]], capacity: int) -> tuple[int, int]:
+    """Return the bytes of a cache by formula, and those that are allocated."""
+    from mindspeed_models.inference.cache import Cache, cache_bytes
+    from mindspeed_models.inference.decoding import prefill
+
+    passes = model._engine.passes
+    longest = max(map(len, prompts))
+    cache = Cache([longest - len(prompt) for prompt in prompts], capacity, passes.device)
+    prefill(passes, cache, prompts, 0)
+    held = [each for pair in cache.context.key_value_memory_dict.values() for each in pair]
+    formula = cache_bytes(passes.bare, len(prompts), capacity, 4)
+    return formula, sum(each.numel() * each.element_size() for each in held)
+
+
+def without_memory(model: Any, prompt: list[int]) -> Any:
+    """Ask for tokens where the machine has no memory left."""
+    from unittest import mock
+
+    with mock.patch.object(model.run.session.platform, "total_memory", return_value=0):
+        return model.generate(prompt, max_new_tokens=64)
+
+
 CALLS = {
+    "cached": cached,
+    "without memory": without_memory,
     "ids": ids,
     "generate": generated,
     "streamed": streamed,
@@ -185,3 +209,32 @@ def of_the_readme(folder: str) -> list[str]:
         )
         found.append(responses)
     return found
+
+
+def with_learned_positions(prompts: list[list[int]]) -> tuple[Any, Any, Any]:
+    """Continue texts of a model with learned positions: in one batch, each alone, and without a cache."""
+    import torch
+
+    from mindspeed_core.activation import prepare
+    from mindspeed_models.inference.model import generating
+    from mindspeed_testing.model_flags import training_flags
+    from mindspeed_train.loop import setup, teardown
+
+    flags = training_flags(("--init-method-std", "0.3"), 1)
+    settings = {"detokenize": False, "max_new_tokens": 8}
+    with prepare(flags, host="standalone", platform="cpu", mode="inference") as session:
+        run = setup(session)
+        with generating(run) as model:
+            together = model.generate(prompts, **settings)
+            alone = [model.generate(prompt, **settings) for prompt in prompts]
+        plain = []
+        for prompt in prompts:
+            tokens = list(prompt)
+            with torch.no_grad():
+                for _ in range(8):
+                    ids = torch.tensor([tokens])
+                    logits = run.model[0](ids, torch.arange(len(tokens))[None], None)
+                    tokens.append(int(logits[0, -1].argmax()))
+            plain.append(tokens[len(prompt) :])
+        teardown(session)
+    return together, alone, plain

@@ -39,6 +39,8 @@ CALLS = {
     "total length": ("ids", (LONG,), {"max_length": 16}),
     "with input": ("ids", (torch.tensor([LONG]),), {"max_new_tokens": 2, "include_input": True}),
     "cancelled": ("cancelled", (PROMPTS[:2], 3), {"max_new_tokens": 8}),
+    "cache": ("cached", (PROMPTS, 40), {}),
+    "no memory": ("without memory", (LONG,), {}),
     "empty": ("ids", ([],), {}),
     "too long": ("ids", (LONG,), {"max_new_tokens": 125}),
     "no such id": ("ids", ([9, 251],), {"max_new_tokens": 2}),
@@ -152,6 +154,11 @@ def test_the_length_of_prompt_and_answer_is_limited_together(found):
     assert found[0]["with input"] == [[*LONG, *found[0]["alone"][:2]]]
 
 
+def test_the_cache_takes_the_bytes_of_the_formula(found):
+    # 2 tensors, 4 layers, 3 texts, 40 tokens, 2 groups of 16 float32.
+    assert found[0]["cache"] == (2 * 4 * 3 * 40 * 2 * 16 * 4,) * 2
+
+
 def test_a_request_is_cancelled_and_the_others_go_on(found):
     first, second = found[0]["cancelled"]
     assert first == found[0]["ragged"][0][:3]
@@ -161,6 +168,7 @@ def test_a_request_is_cancelled_and_the_others_go_on(found):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("no memory", "the keys and values of 1 texts of 75 tokens take 0.00 GiB, and 0.00 GiB are free"),
         ("empty", "a prompt is text, ids or messages"),
         ("too long", "--max-new-tokens 125: a prompt of 11 tokens and 125 new ones exceed the model's 128"),
         ("no such id", "--prompt 251: is no token of the model, which has 250"),

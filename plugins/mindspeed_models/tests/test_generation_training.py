@@ -1,7 +1,7 @@
 """Generation between the steps of a training, and from its checkpoint at other layouts."""
 
 import pytest
-from generation_runs import between_steps, generations
+from generation_runs import between_steps, generations, with_learned_positions
 from tiny_models import make
 
 from mindspeed_core.errors import UserError
@@ -41,6 +41,11 @@ def test_a_checkpoint_of_the_training_generates_the_same_at_another_layout(cours
     found, save = course
     ranks = 2 if options else 1
     assert run_world(generations, ranks, save, [options], CALLS)[0] == [[found["tokens"][-1]]]
+
+
+def test_learned_positions_count_from_the_beginning_of_each_text():
+    ((together, alone, plain),) = run_world(with_learned_positions, 1, PROMPTS)
+    assert together == alone == plain
 
 
 @pytest.mark.thorough

@@ -144,3 +144,56 @@ def test_a_length_that_is_not_given_is_that_of_the_positions():
 
     _, parsed = plan_for(flags, host="standalone", platform="cpu", mode="inference")
     assert parsed.args.seq_length == 64
+
+
+def prepared(folder):
+    """Write a tokenizer and the checkpoint of an untrained model."""
+    from mindspeed_train.text.tokenizer import train_tokenizer
+
+    train_tokenizer(["the cat saw a dog and it ran"] * 3, 300).save(folder / "tokenizer.json")
+    command = training_flags(("--save", str(folder / "saved"), *of_text(folder)), 1)
+    with prepare(command, host="standalone", platform="cpu") as session:
+        run = loop.setup(session)
+        session.call("save_checkpoint", run=run, reason="end")
+        loop.teardown(session)
+
+
+def of_text(folder):
+    """Return the flags of a model of text."""
+    return (
+        *("--tokenizer-model", str(folder / "tokenizer.json"), "--vocab-size", "300"),
+        *("--max-position-embeddings", "32", "--position-embedding-type", "rope"),
+    )
+
+
+def continuations(folder, ways):
+    """Continue a prompt under each layout; return what rank 0 prints."""
+    import contextlib
+    import io
+    from unittest import mock
+
+    from mindspeed_train import sample
+
+    if not ways[0][0]:
+        prepared(folder)
+    texts = []
+    for layout, own in ways:
+        flags = training_flags(("--load", str(folder / "saved"), *of_text(folder), *layout), 1)
+        output = io.StringIO()
+        plainly = mock.patch.object(sample, "continuation", return_value=None)
+        with plainly if own else contextlib.nullcontext(), contextlib.redirect_stdout(output):
+            sample.command.main(
+                ["--prompt", "the cat", "--length", "12", *flags], "sample", standalone_mode=False
+            )
+        texts.append(output.getvalue())
+    return texts
+
+
+PP2 = ("--pipeline-model-parallel-size", "2")
+
+
+def test_sample_hands_over_to_a_package_that_generates(tmp_path):
+    ((own, handed_over),) = run_world(continuations, 1, tmp_path, [((), True), ((), False)])
+    assert own == handed_over != ""
+    ((on_stages,), _) = run_world(continuations, 2, tmp_path, [(PP2, False)])
+    assert on_stages == own

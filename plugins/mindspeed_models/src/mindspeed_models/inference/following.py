@@ -30,6 +30,11 @@ class Commands:
         """Return whether this rank is the one that tells."""
         return dist.get_rank() == 0
 
+    @property
+    def alone(self) -> bool:
+        """Return whether there is no other rank."""
+        return self._group is None
+
     def share(self, command: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return rank 0's command on every rank. Collective.
 

@@ -306,7 +306,7 @@ class LoadedModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the model; after an error in the middle of a batch, without the other ranks."""
-        if self._engine is not None and self._engine.midway and self.run.dist.world_size > 1:
+        if self._engine is not None and self._engine.midway and not self._commands.alone:
             # They wait for this one, and end when it does.
             self._engine = None
             return
