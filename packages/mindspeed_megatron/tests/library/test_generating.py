@@ -36,7 +36,7 @@ def generated(mode):
             model = own.chunks[0]
         else:
             model = built(session, configs[0], args)
-        with generating(session.run, vocab_size=250, end_tokens=()) as asked:
+        with generating(session.run, model=model, vocab_size=250, end_tokens=()) as asked:
             tokens = asked.generate(PROMPT, detokenize=False, max_new_tokens=NEW)
         training = model.training
         left = [name for module in model.modules() for name in vars(module) if name.startswith("_adjust")]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
+from mindspeed_megatron.unwrap import chunks_of
 from mindspeed_models.inference.evaluation import evaluating
 from mindspeed_models.inference.loaded import BATCH_SIZE, LoadedModel, OnText
 from mindspeed_models.inference.opening import end_tokens, opening_of
@@ -93,13 +95,16 @@ def from_pretrained(
 
 
 @contextmanager
-def generating(run: Run, *, end_tokens: Sequence[int] | None = None, **options: Any) -> Iterator[LoadedModel]:
+def generating(
+    run: Run, *, model: Any = None, end_tokens: Sequence[int] | None = None, **options: Any
+) -> Iterator[LoadedModel]:
     """Generate with the model of a training between two steps. Collective over all ranks.
 
     The weights are as the last step left them; when the block ends the model trains as if it had not been.
 
     Args:
-        run: the run of a training.
+        run: the run of a training, or of a session for a program's own loop.
+        model: the chunks of such a program, which has no optimizer; those of the run by default.
         end_tokens: that end an answer; the tokenizer's by default.
         options: ``prefill_chunk``, ``batch_size`` and ``chat_template`` of `load`; in a library session also
             ``tokenizer`` and ``vocab_size``, the tokens that may be drawn.
@@ -107,12 +112,13 @@ def generating(run: Run, *, end_tokens: Sequence[int] | None = None, **options: 
     Raises:
         UserError: the model's sequences or weights are shared out over ranks.
     """
+    if model is not None:
+        run = replace(run, model=chunks_of(model))
     with ExitStack() as closing:
         closing.enter_context(evaluating(run))
         ends = _ends(run, None) if end_tokens is None else end_tokens
-        model = LoadedModel(run, ends, **options).own(closing)
-        with model:
-            yield model
+        with LoadedModel(run, ends, **options).own(closing) as loaded:
+            yield loaded
 
 
 def _leave(
