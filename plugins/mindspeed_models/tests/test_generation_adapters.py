@@ -33,7 +33,7 @@ def adapters(tmp_path_factory):
     return root, expected
 
 
-@pytest.mark.parametrize("options", [{}, {"tp": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, pytest.param({"tp": 2}, marks=pytest.mark.thorough)], ids=str)
 def test_a_request_computes_with_the_adapter_that_it_names(adapters, options):
     root, expected = adapters
     opened = {**options, "lora": [str(root / name) for name in TARGETS]}

@@ -36,7 +36,15 @@ def test_a_training_goes_on_as_if_nothing_had_been_generated(folder, course):
     assert found["tokens"][0] != found["tokens"][1]
 
 
-@pytest.mark.parametrize("options", [{}, {"tp": 2}, {"pp": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tp": 2},
+        pytest.param({}, marks=pytest.mark.thorough),
+        pytest.param({"pp": 2}, marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
 def test_a_checkpoint_of_the_training_generates_the_same_at_another_layout(course, options):
     found, save = course
     ranks = 2 if options else 1

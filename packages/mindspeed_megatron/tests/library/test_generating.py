@@ -1,5 +1,6 @@
 """A program with a loop of its own generates with the model that it has built."""
 
+import pytest
 import torch
 from own_loop import OwnLoop, described, of_the_batches, recorded
 from test_pretrained_weights import MODEL
@@ -58,6 +59,7 @@ def built(session, config, args):
     return session.model(model)
 
 
+@pytest.mark.thorough
 def test_it_generates_after_a_step_of_training_and_without_any():
     for mode in ("train", "inference"):
         ((tokens, expected, training, left),) = run_world(generated, 1, mode)

@@ -192,6 +192,7 @@ def continuations(folder, ways):
 PP2 = ("--pipeline-model-parallel-size", "2")
 
 
+@pytest.mark.thorough
 def test_sample_hands_over_to_a_package_that_generates(tmp_path):
     ((own, handed_over),) = run_world(continuations, 1, tmp_path, [((), True), ((), False)])
     assert own == handed_over != ""
