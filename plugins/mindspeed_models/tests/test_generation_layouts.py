@@ -82,6 +82,19 @@ def test_features_of_a_training_give_the_same_tokens(folder, alone, flags):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("flag", ["--bf16", "--fp16"])
+def test_half_precision_gives_nearly_the_same_log_probabilities(folder, flag):
+    calls = [
+        ("scored", ([(LONG[:4], LONG[4:])],), {}),
+        ("generate", (PROMPTS,), {"max_new_tokens": 1, "return_output_log_probs": True, "detokenize": False}),
+    ]
+    ((exact, half),) = run_world(generations, 1, folder("llama"), [{}, {"flags": (flag,)}], calls)
+    assert half[0][0]["token_logprobs"] == pytest.approx(exact[0][0]["token_logprobs"], abs=0.3)
+    assert half[1][0] == exact[1][0]
+    assert half[1][1] != exact[1][1]
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_every_family_gives_the_tokens_of_transformers(folder, name):
     calls = [("ids", (PROMPTS,), {"max_new_tokens": NEW}), ("ids", (LONG,), BEAMS)]

@@ -152,6 +152,18 @@ def test_a_command_line_that_cannot_work_is_one_sentence(printed, name, words):
 
 
 @pytest.mark.thorough
+def test_prompts_of_a_file_are_dealt_out_over_ranks(folder, printed, tmp_path):
+    prompts, answers = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
+    prompts.write_text("".join(f"{TEXT}\n" if number % 2 else "a dog\n\n" for number in range(5)))
+    line = ["generate", "--load", str(folder), "--max-new-tokens", "6", "--batch-size", "2"]
+    line += ["--prompt-file", str(prompts), "--output", str(answers)]
+    assert [status for ((status, *_),) in run_world(commands, 2, [line])] == [0, 0]
+    found = [json.loads(line)["text"] for line in answers.read_text().splitlines()]
+    several = [json.loads(line)["text"] for line in printed[0]["several"][1].splitlines()]
+    assert found == [several[1 - number % 2] for number in range(5)]
+
+
+@pytest.mark.thorough
 def test_the_program_starts_as_many_processes_as_the_sizes_need(folder, printed):
     import subprocess
     import sys

@@ -171,7 +171,7 @@ def _answered(given: dict[str, Any]) -> set[str]:
             raise ArgumentError("--resume", None, "there is no file of answers", "add --output FILE")
         return set()
     if not given["resume"]:
-        if output.exists() and os.environ.get("RANK", "0") == "0":
+        if output.exists():
             raise NamedFileError("--output", str(output), "is there already", "add --resume, or name another")
         return set()
     return answered(output)
