@@ -109,7 +109,7 @@ def plan_for(
     problems = list(parsed.problems)
     completed: tuple[FlagNote, ...] = ()
     try:
-        completed = registry.complete_arguments(host, parsed)
+        completed = registry.complete_arguments(host, parsed, mode)
     except ArgumentError as error:
         problems.append(Problem("E-ARGUMENT", error.reason, error.remedy, flag=error.flag))
     try:

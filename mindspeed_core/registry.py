@@ -300,18 +300,29 @@ class Registry:
         declared = self.host(host).notes if host in self.host_names() else ""
         return tuple(load_object(declared)(args)) if declared else ()
 
-    def complete_arguments(self, host: str, parsed: ParsedArguments) -> tuple[FlagNote, ...]:
+    def complete_arguments(
+        self, host: str, parsed: ParsedArguments, mode: str = "train"
+    ) -> tuple[FlagNote, ...]:
         """Let an installed host complete arguments before the plan is made, and return a note on each flag.
 
         Changes the arguments and their provenance.
 
+        Args:
+            host: name of the host.
+            parsed: the arguments.
+            mode: ``train`` or ``inference``.
+
         Raises:
             mindspeed_core.errors.UserError: what they are filled in from cannot be read.
         """
-        declared = self.host(host).completes if host in self.host_names() else ""
-        if not declared:
+        if host not in self.host_names():
             return ()
-        return tuple(load_object(declared)(parsed.args, parsed.provenance, self._declares))
+        declaration, notes = self.host(host), []
+        if declaration.completes:
+            notes += load_object(declaration.completes)(parsed.args, parsed.provenance, self._declares)
+        if declaration.infers and mode == "inference":
+            notes += load_object(declaration.infers)(parsed.args, parsed.provenance)
+        return tuple(notes)
 
     def _declares(self, option: str, value: Any) -> bool:
         """Return whether an installed feature declares an option, and with choices this one of them."""

@@ -62,6 +62,9 @@ class HostDeclaration:
             arguments, the mapping of their provenance, and a function that says whether an installed feature
             declares an option with a value. It changes the first two and returns a `FlagNote` on each flag
             that it left out. Must not import torch.
+        infers: ``"module:function"`` that settles arguments in mode ``inference`` before the plan is made,
+            called with the arguments and the mapping of their provenance. It changes both and returns a
+            `FlagNote` on each flag that only a training acts on. Must not import torch.
         stand_downs: ``"module:function"`` that is called with the arguments, the option strings that active
             features declare and the kinds of the platform. It sets what the host cannot act on, and what
             changes nothing, to its default, and returns a `FlagNote` on each. Must not import torch.
@@ -81,5 +84,6 @@ class HostDeclaration:
     doctor: str = ""
     notes: str = ""
     completes: str = ""
+    infers: str = ""
     stand_downs: str = ""
     commands: Mapping[str, tuple[str, str]] = field(default_factory=dict, hash=False)

@@ -104,11 +104,37 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def make(name: str, folder: Path, *, seed: int = 0) -> None:
-    """Write a model with ``config.json``, weights, and ``reference.pt`` with token ids and logits."""
+def make(name: str, folder: Path, *, seed: int = 0, **more: Any) -> None:
+    """Write a model with ``config.json``, weights, and ``reference.pt`` with token ids and logits.
+
+    Args:
+        name: of the model.
+        folder: receives it.
+        seed: of its weights.
+        more: further values of its configuration.
+    """
+    model = _built(name, seed, **more)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    ids = torch.randint(3, VOCABULARY, (2, SEQUENCE), generator=torch.Generator().manual_seed(1))
+    _normalize_head(name, model)
+    with torch.no_grad():
+        logits = model(ids).logits
+    torch.save({"ids": ids, "logits": logits}, folder / "reference.pt")
+    REWRITTEN.get(name, lambda folder: None)(folder)
+
+
+def oracle(name: str, *, seed: int = 0, **more: Any) -> Any:
+    """Return transformers' own model of the weights that `make` writes."""
+    model = _built(name, seed, **more)
+    _normalize_head(name, model)
+    return model
+
+
+def _built(name: str, seed: int, **more: Any) -> Any:
     import transformers
 
-    given = dict(MODELS[name])
+    given = {**MODELS[name], **more}
     kind = given.pop("type")
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(kind, **given)
@@ -118,21 +144,13 @@ def make(name: str, folder: Path, *, seed: int = 0) -> None:
     )
     model.eval()
     inflate(model)
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
-    ids = torch.randint(3, VOCABULARY, (2, SEQUENCE), generator=torch.Generator().manual_seed(1))
+    return model
+
+
+@torch.no_grad()
+def _normalize_head(name: str, model: Any) -> None:
     if name == "baichuan2":
-        head = model.lm_head.weight
-        with torch.no_grad():
-            kept = head.clone()
-            head.copy_(torch.nn.functional.normalize(head, dim=-1))
-    with torch.no_grad():
-        logits = model(ids).logits
-    if name == "baichuan2":
-        with torch.no_grad():
-            head.copy_(kept)
-    torch.save({"ids": ids, "logits": logits}, folder / "reference.pt")
-    REWRITTEN.get(name, lambda folder: None)(folder)
+        model.lm_head.weight.copy_(torch.nn.functional.normalize(model.lm_head.weight, dim=-1))
 
 
 @torch.no_grad()

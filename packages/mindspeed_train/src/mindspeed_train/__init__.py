@@ -44,6 +44,7 @@ HOST = HostDeclaration(
     train="mindspeed_train.loop:train",
     notes="mindspeed_megatron.expert_notes:notes",
     completes=_HERE + "arguments.from_checkpoint:complete",
+    infers=_HERE + "arguments.inference:settle",
     stand_downs=_HERE + "arguments.stand_downs:stand_down",
     commands={
         "data": (

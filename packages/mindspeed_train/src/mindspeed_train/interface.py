@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from mindspeed_train.data.sources import data_sources
     from mindspeed_train.data.stages import MadeUpDataset, datasets_from_files
     from mindspeed_train.fault_tolerance.restart import own_checkpoint
+    from mindspeed_train.launch.commands import parallel_command
     from mindspeed_train.loop import setup, teardown
     from mindspeed_train.named_files import read_named_file
+    from mindspeed_train.program import main as run_train_program
     from mindspeed_train.step import run_schedule
     from mindspeed_train.text.input import Segment, lines_of, open_parquet, segments_of
     from mindspeed_train.text.parts import (
@@ -93,6 +95,7 @@ __all__ = [
     "open_inside",
     "open_parquet",
     "own_checkpoint",
+    "parallel_command",
     "plan_parts",
     "publish",
     "read_archive",
@@ -101,6 +104,7 @@ __all__ = [
     "read_named_file",
     "refuse_other_dataset",
     "run_schedule",
+    "run_train_program",
     "segments_of",
     "setup",
     "sharded_state",
@@ -169,6 +173,8 @@ _MODULES = {
     "tokenizer_of": _HERE + "text.tokenizer",
     "write_index": _HERE + "data.files",
     "write_job": _HERE + "checkpoint.writer",
+    "parallel_command": _HERE + "launch.commands",
+    "run_train_program": _HERE + "program:main",
 }
 
 

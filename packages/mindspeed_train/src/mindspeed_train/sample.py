@@ -1,18 +1,33 @@
 """``mindspeed-train sample``: continue a prompt with a trained model.
 
 Opens a session in mode ``inference`` (no optimizer, no data), loads the weights of a checkpoint and extends
-the prompt token by token with the whole context recomputed; meant to look at a model, not to serve it.
+the prompt. A package that generates (entry-point group ``mindspeed.continuations``) does so with a cache and
+over pipeline stages; without one the whole context is recomputed for each token, which is meant to look at a
+model, not to serve it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
+from mindspeed_core.discovery.entry_points import sources
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.run import Run
 from mindspeed_train.launch.commands import parallel_command
+
+CONTINUATIONS = "mindspeed.continuations"
+"""Entry points of functions with the arguments and the result of `generate`, for any layout."""
+
+
+def continuation() -> Callable[..., list[int]] | None:
+    """Return the function of an installed package that continues prompts; None where there is none."""
+    found = sources(CONTINUATIONS)
+    if not found:
+        return None
+    loaded: Callable[..., list[int]] = found[0].load()
+    return loaded
 
 
 def generate(run: Run, prompt: Sequence[int], length: int, *, top_k: int = 0, seed: int = 0) -> list[int]:
@@ -82,14 +97,19 @@ def command(prompt: str, length: int, top_k: int, sample_seed: int, flags: tuple
             raise ArgumentError(
                 "--tokenizer-model", None, "ids alone cannot be shown as text", "name the tokenizer"
             )
-        if run.pg.pp.size() > 1:
+        prompt_ids = tokenizer.tokenize(prompt)
+        continued = continuation()
+        if run.pg.pp.size() == 1 and len(prompt_ids) + length > run.args.max_position_embeddings:
+            # Beyond the model's positions only the last tokens are read, which no cache holds.
+            continued = None
+        if run.pg.pp.size() > 1 and continued is None:
             raise ArgumentError(
                 "--pipeline-model-parallel-size",
                 run.pg.pp.size(),
                 "sample runs without a pipeline; a checkpoint loads under another layout",
-                "use 1",
+                "use 1, or install mindspeed-models",
             )
-        tokens = generate(run, tokenizer.tokenize(prompt), length, top_k=top_k, seed=sample_seed)
+        tokens = (continued or generate)(run, prompt_ids, length, top_k=top_k, seed=sample_seed)
         if run.dist.rank == 0:
             click.echo(tokenizer.detokenize(tokens))
         teardown(session)

@@ -97,3 +97,104 @@ def test_a_sequence_that_nobody_would_split_is_refused():
 
     assert problem.flag == "--context-parallel-size"
     assert "use 1" in problem.remedy
+
+
+def planned(*flags):
+    """Return the arguments of a generation, and what is said of its flags."""
+    from mindspeed_core.activation import plan_for
+
+    plan, parsed = plan_for(training_flags(flags, 1), host="standalone", platform="cpu", mode="inference")
+    return parsed.args, [str(note) for note in plan.flag_notes]
+
+
+def test_what_only_a_training_acts_on_is_left_out_and_said():
+    args, notes = planned(
+        *("--sequence-parallel", "--overlap-grad-reduce", "--recompute-granularity", "full"),
+        *("--recompute-method", "uniform", "--recompute-num-layers", "1"),
+        *("--pipeline-model-parallel-size", "2", "--num-virtual-stages-per-pipeline-rank", "2"),
+    )
+    assert not args.sequence_parallel
+    assert not args.overlap_grad_reduce
+    assert args.recompute_granularity is None
+    assert args.num_virtual_stages_per_pipeline_rank is None
+    text = "\n".join(notes)
+    for flag in ("--sequence-parallel", "--overlap-grad-reduce", "--recompute-granularity full"):
+        assert f"{flag} changes nothing here: " in text
+    assert "--num-virtual-stages-per-pipeline-rank 2 changes nothing here" in text
+
+
+def test_an_interleaved_pipeline_is_built_with_one_chunk_a_rank():
+    assert run_world(chunks_of_an_interleaved_pipeline, 2) == [1, 1]
+
+
+def chunks_of_an_interleaved_pipeline():
+    """Count the chunks of a rank."""
+    flags = ("--pipeline-model-parallel-size", "2", "--num-virtual-stages-per-pipeline-rank", "2")
+    with prepare(training_flags(flags, 1), host="standalone", mode="inference", platform="cpu") as session:
+        run = loop.setup(session)
+        loop.teardown(session)
+        return len(run.model)
+
+
+def test_a_length_that_is_not_given_is_that_of_the_positions():
+    flags = training_flags(("--max-position-embeddings", "64"), 1)
+    at = flags.index("--seq-length")
+    del flags[at : at + 2]
+    from mindspeed_core.activation import plan_for
+
+    _, parsed = plan_for(flags, host="standalone", platform="cpu", mode="inference")
+    assert parsed.args.seq_length == 64
+
+
+def prepared(folder):
+    """Write a tokenizer and the checkpoint of an untrained model."""
+    from mindspeed_train.text.tokenizer import train_tokenizer
+
+    train_tokenizer(["the cat saw a dog and it ran"] * 3, 300).save(folder / "tokenizer.json")
+    command = training_flags(("--save", str(folder / "saved"), *of_text(folder)), 1)
+    with prepare(command, host="standalone", platform="cpu") as session:
+        run = loop.setup(session)
+        session.call("save_checkpoint", run=run, reason="end")
+        loop.teardown(session)
+
+
+def of_text(folder):
+    """Return the flags of a model of text."""
+    return (
+        *("--tokenizer-model", str(folder / "tokenizer.json"), "--vocab-size", "300"),
+        *("--max-position-embeddings", "32", "--position-embedding-type", "rope"),
+    )
+
+
+def continuations(folder, ways):
+    """Continue a prompt under each layout; return what rank 0 prints."""
+    import contextlib
+    import io
+    from unittest import mock
+
+    from mindspeed_train import sample
+
+    if not ways[0][0]:
+        prepared(folder)
+    texts = []
+    for layout, own in ways:
+        flags = training_flags(("--load", str(folder / "saved"), *of_text(folder), *layout), 1)
+        output = io.StringIO()
+        plainly = mock.patch.object(sample, "continuation", return_value=None)
+        with plainly if own else contextlib.nullcontext(), contextlib.redirect_stdout(output):
+            sample.command.main(
+                ["--prompt", "the cat", "--length", "12", *flags], "sample", standalone_mode=False
+            )
+        texts.append(output.getvalue())
+    return texts
+
+
+PP2 = ("--pipeline-model-parallel-size", "2")
+
+
+@pytest.mark.thorough
+def test_sample_hands_over_to_a_package_that_generates(tmp_path):
+    ((own, handed_over),) = run_world(continuations, 1, tmp_path, [((), True), ((), False)])
+    assert own == handed_over != ""
+    ((on_stages,), _) = run_world(continuations, 2, tmp_path, [(PP2, False)])
+    assert on_stages == own

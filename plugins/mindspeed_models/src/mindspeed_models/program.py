@@ -1,4 +1,4 @@
-"""The program ``mindspeed-models``: weights and data, without a training."""
+"""The program ``mindspeed-models``: weights, data and generation, without a training."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import mindspeed_models
 from mindspeed_core.terminal.errors import TRACEBACK
 from mindspeed_core.terminal.program import ExplainedGroup, run_program
 from mindspeed_models.data.preprocess_command import command as preprocess_command
+from mindspeed_models.inference.generate_command import command as generate_command
 from mindspeed_models.lora.command_line import export_lora_command, merge_command
 from mindspeed_models.weights.commands import convert_command, export_command, families_command
 
@@ -21,7 +22,7 @@ PROGRAM = "mindspeed-models"
 @click.version_option(mindspeed_models.__version__, prog_name=PROGRAM)
 @click.option(TRACEBACK, is_flag=True, expose_value=False, help="Print tracebacks of errors too.")
 def program() -> None:
-    """Convert weights, prepare data, merge adapters; nothing is trained.
+    """Convert weights, prepare data, merge adapters, generate; nothing is trained.
 
     Exit status: 0 done, 1 not, 2 wrong usage.
     """
@@ -29,7 +30,7 @@ def program() -> None:
 
 for _command in (
     *(convert_command, export_command, families_command),
-    *(preprocess_command, merge_command, export_lora_command),
+    *(preprocess_command, merge_command, export_lora_command, generate_command),
 ):
     program.add_command(_command)
 

@@ -10,8 +10,12 @@ from argparse import Namespace
 from mindspeed_train.arguments.errors import argument_error, option
 
 
-def derive_experts(args: Namespace) -> None:
+def derive_experts(args: Namespace, *, training: bool = True) -> None:
     """Set the sizes of experts and of their parallelism that were not given.
+
+    Args:
+        args: the arguments; changed.
+        training: gradients are computed, which copies of tokens on several ranks would count twice.
 
     Raises:
         ArgumentError: megatron-core cannot train such experts, or there are none to have these options.
@@ -47,7 +51,7 @@ def derive_experts(args: Namespace) -> None:
         )
         remedy = "lower a size, for instance --expert-tensor-parallel-size 1"
         raise argument_error(args, "--expert-model-parallel-size", reason, remedy)
-    if tp > 1 and not args.sequence_parallel:
+    if training and tp > 1 and not args.sequence_parallel:
         reason = "with tensor parallelism every rank would route every token"
         raise argument_error(args, "--num-experts", reason, "add --sequence-parallel")
     if args.add_bias_linear and etp > 1:

@@ -31,7 +31,7 @@ def check_model(session: Session, args: Namespace) -> None:
     _check_deterministic(args)
     _derive_dtype(args)
     _derive_pipeline(args)
-    derive_experts(args)
+    derive_experts(args, training=session.mode == "train")
     _check_attention(session, args)
     _derive_recompute(session, args)
     _check_predictions(args)
@@ -212,7 +212,8 @@ def _check_attention(session: Session, args: Namespace) -> None:
             raise argument_error(
                 args, "--group-query-attention", "multi-latent attention shares keys otherwise", "drop it"
             )
-        if args.tensor_model_parallel_size > 1 and args.qk_layernorm and not args.sequence_parallel:
+        alone = session.mode == "train" and not args.sequence_parallel
+        if args.tensor_model_parallel_size > 1 and args.qk_layernorm and alone:
             # The gradient of a norm that every rank applies alike is summed as if each had heads of its own.
             reason = (
                 "megatron-core adds up the gradient of the query norm of multi-latent attention once per "

@@ -76,6 +76,15 @@ class Template:
         for end, text in zip(ends, texts):
             yield self._rendered(messages[:end], text, [end], [text])
 
+    def prompt(self, messages: Sequence[Message]) -> Rendered:
+        """Write a conversation up to where its next answer begins.
+
+        Raises:
+            BadRecord: the template refuses the messages.
+        """
+        text = self._written(messages, answer=True)
+        return Rendered(text, (), self._contents(messages, text, answer=True))
+
     def _rendered(
         self, messages: Conversation, text: str, ends: Sequence[int], texts: Sequence[str]
     ) -> Rendered:
@@ -87,10 +96,12 @@ class Template:
             answers.append((len(prompt), len(until)))
         return Rendered(text, tuple(answers), self._contents(messages, text))
 
-    def _contents(self, messages: Conversation, text: str) -> tuple[Span, ...] | None:
+    def _contents(
+        self, messages: Sequence[Message], text: str, *, answer: bool = False
+    ) -> tuple[Span, ...] | None:
         """Return where contents are, found by marks in their places; None where they are not found."""
         marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
-        marked = self._written([Message(m.role, mark) for m, mark in zip(messages, marks)])
+        marked = self._written([Message(m.role, mark) for m, mark in zip(messages, marks)], answer=answer)
         spans: list[Span] = []
         at = before = 0
         for mark, message in zip(marks, messages):

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def fill_adapters(run: Run, tensors: Mapping[str, Tensor], where: str) -> None:
+def fill_adapters(
+    run: Run, tensors: Mapping[str, Tensor], where: str, *, lacking_is_zero: bool = False
+) -> None:
     """Give everything that trains its part of whole tensors.
 
     Args:
         run: the run.
         tensors: by key in checkpoints; rows that pad a vocabulary may be missing.
         where: they come from, for messages.
+        lacking_is_zero: what is not among them becomes zero.
 
     Raises:
         UserError: an adapter of the model is not among them, or has another shape.
@@ -32,21 +35,23 @@ def fill_adapters(run: Run, tensors: Mapping[str, Tensor], where: str) -> None:
     metadata = {"singleton_local_shards": False, "non_homogeneous_layers": True, "dp_cp_group": run.pg.dp_cp}
     state = run.session.call("model_state", run=run, source=None, metadata=metadata)
     for key, chunk in zip(model_keys(run), run.model):
-        values = {name: _value(entry, tensors, where) for name, entry in state[key].items()}
+        values = {name: _value(entry, tensors, where, lacking_is_zero) for name, entry in state[key].items()}
         unwrap(chunk).load_state_dict(values, strict=False)
     if run.optimizer is not None:
         run.optimizer.reload_model_params()
 
 
-def _value(entry: Any, tensors: Mapping[str, Tensor], where: str) -> Any:
+def _value(entry: Any, tensors: Mapping[str, Tensor], where: str, lacking_is_zero: bool) -> Any:
     if isinstance(entry, ShardedTensorFactory):
-        return entry.merge_fn(_value(entry.build(), tensors, where))
+        return entry.merge_fn(_value(entry.build(), tensors, where, lacking_is_zero))
     if isinstance(entry, dict):
-        return {name: _value(part, tensors, where) for name, part in entry.items()}
+        return {name: _value(part, tensors, where, lacking_is_zero) for name, part in entry.items()}
     if isinstance(entry, (list, tuple)):
-        return [_value(part, tensors, where) for part in entry]
+        return [_value(part, tensors, where, lacking_is_zero) for part in entry]
     assert isinstance(entry, ShardedTensor)
     whole = tensors.get(entry.key)
+    if whole is None and lacking_is_zero:
+        return entry.data.new_zeros(entry.local_shape)
     if whole is None:
         raise UserError(
             f"{where}: has nothing for {entry.key}, which trains here; name the same linears and modules"

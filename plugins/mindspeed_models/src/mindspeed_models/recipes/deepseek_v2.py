@@ -7,7 +7,14 @@ from typing import Any
 from mindspeed_models.config_file import Keys
 from mindspeed_models.recipe import Config, ModelPlan, Recipe
 from mindspeed_models.recipes.experts import expert_defaults
-from mindspeed_models.recipes.latent import YARN, latent_arguments, latent_config, latent_rows, latent_size
+from mindspeed_models.recipes.latent import (
+    YARN,
+    latent_arguments,
+    latent_config,
+    latent_defaults,
+    latent_rows,
+    latent_size,
+)
 
 
 def _plan(config: Config) -> ModelPlan:
@@ -21,7 +28,7 @@ def _plan(config: Config) -> ModelPlan:
         "moe_router_score_function": "softmax",
         "moe_router_pre_softmax": True,
     }
-    return ModelPlan("deepseek-v2", arguments, expert_defaults(keys))
+    return ModelPlan("deepseek-v2", arguments, {**latent_defaults(keys), **expert_defaults(keys)})
 
 
 def _config(plan: ModelPlan) -> dict[str, Any]:

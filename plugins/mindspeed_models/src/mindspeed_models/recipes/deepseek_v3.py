@@ -6,7 +6,14 @@ from typing import Any
 
 from mindspeed_models.config_file import Keys
 from mindspeed_models.recipe import Config, ModelPlan, Recipe
-from mindspeed_models.recipes.latent import YARN, latent_arguments, latent_config, latent_rows, latent_size
+from mindspeed_models.recipes.latent import (
+    YARN,
+    latent_arguments,
+    latent_config,
+    latent_defaults,
+    latent_rows,
+    latent_size,
+)
 
 
 def _plan(config: Config) -> ModelPlan:
@@ -22,8 +29,13 @@ def _plan(config: Config) -> ModelPlan:
         "mtp_num_layers": keys.get("num_nextn_predict_layers") or None,
     }
     # Only sequences are balanced by a loss; experts by their bias.
-    defaults = {"moe_router_load_balancing_type": ["seq_aux_loss"], "moe_aux_loss_coeff": [1e-4]}
-    return ModelPlan("deepseek-v3", arguments, {**defaults, "moe_router_bias_update_rate": 1e-3})
+    defaults = {
+        **latent_defaults(keys),
+        "moe_router_load_balancing_type": ["seq_aux_loss"],
+        "moe_aux_loss_coeff": [1e-4],
+        "moe_router_bias_update_rate": 1e-3,
+    }
+    return ModelPlan("deepseek-v3", arguments, defaults)
 
 
 def _config(plan: ModelPlan) -> dict[str, Any]:

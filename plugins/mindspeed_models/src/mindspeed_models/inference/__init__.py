@@ -1,0 +1,1 @@
+"""Generation with trained models: settings, decoding, scoring and the loaded model that does them."""

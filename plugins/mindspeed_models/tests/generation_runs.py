@@ -1,0 +1,240 @@
+"""Generations of worlds: models opened under layouts, and what calls of them return."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+def generations(folder: str, opened: list[dict[str, Any]], calls: list[Call]) -> list[list[Any]]:
+    """Open a model with each set of options; return the results of all calls, or the message of a refusal."""
+    from mindspeed_core.errors import UserError
+    from mindspeed_models import load
+
+    found = []
+    for options in opened:
+        given = dict(options)
+        with load(given.pop("folder", folder), **given) as model:
+            results = []
+            for name, positional, named in calls:
+                try:
+                    results.append(CALLS[name](model, *positional, **named))
+                except UserError as error:
+                    results.append(str(error))
+            found.append(results)
+    return found
+
+
+def ids(model: Any, prompts: Any, **settings: Any) -> Any:
+    """Return the ids of answers."""
+    return model.generate(prompts, detokenize=False, **settings)
+
+
+def streamed(model: Any, prompt: Any, **settings: Any) -> tuple[list[str], str]:
+    """Return every state of a growing text, and the text at once."""
+    return list(model.generate(prompt, stream=True, **settings)), model.generate(prompt, **settings)
+
+
+def answers(model: Any, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the answers of requests, each with settings of its own."""
+    from mindspeed_models.inference.requests import GenerationRequest, GenerationSettings
+
+    made = [
+        GenerationRequest(each["prompt"], GenerationSettings(**each["settings"]), each["request_id"])
+        for each in requests
+    ]
+    return [asdict(answer) for answer in model.generate_requests(made)]
+
+
+def cancelled(model: Any, prompts: list[list[int]], after: int, **settings: Any) -> list[list[int]]:
+    """Return the ids of answers of which the first is cancelled at its so manieth text."""
+    from mindspeed_models.inference.requests import GenerationRequest, GenerationSettings
+
+    seen: list[str] = []
+
+    def on_text(number: int, new: str) -> bool:
+        if number == 0:
+            seen.append(new)
+        return number != 0 or len(seen) < after
+
+    requests = [
+        GenerationRequest(prompt, GenerationSettings(**settings), number)
+        for number, prompt in enumerate(prompts)
+    ]
+    return [answer.tokens for answer in model.generate_requests(requests, on_text)]
+
+
+def scored(model: Any, pairs: list[tuple[list[int], list[int]]]) -> list[dict[str, Any]]:
+    """Return the scores of continuations."""
+    return [asdict(each) for each in model.score(pairs)]
+
+
+def generated(model: Any, *positional: Any, **named: Any) -> Any:
+    """Call `generate`."""
+    return model.generate(*positional, **named)
+
+
+def cached(model: Any, prompts: list[list[int]], capacity: int) -> tuple[int, int]:
+    """Return the bytes of a cache by formula, and those that are allocated."""
+    from mindspeed_models.inference.cache import Cache, cache_bytes
+    from mindspeed_models.inference.decoding import prefill
+
+    passes = model._engine.passes
+    longest = max(map(len, prompts))
+    cache = Cache([longest - len(prompt) for prompt in prompts], capacity, passes.device)
+    prefill(passes, cache, prompts, 0)
+    held = [each for pair in cache.context.key_value_memory_dict.values() for each in pair]
+    formula = cache_bytes(passes.bare, len(prompts), capacity, 4)
+    return formula, sum(each.numel() * each.element_size() for each in held)
+
+
+def without_memory(model: Any, prompt: list[int]) -> Any:
+    """Ask for tokens where the machine has no memory left."""
+    from unittest import mock
+
+    with mock.patch.object(model.run.session.platform, "total_memory", return_value=0):
+        return model.generate(prompt, max_new_tokens=64)
+
+
+CALLS = {
+    "cached": cached,
+    "without memory": without_memory,
+    "ids": ids,
+    "generate": generated,
+    "streamed": streamed,
+    "answers": answers,
+    "cancelled": cancelled,
+    "scored": scored,
+}
+
+
+def followed(folder: str, options: dict[str, Any], calls: list[Call]) -> list[Any] | str:
+    """Let rank 0 ask and all others follow."""
+    from mindspeed_models import load
+
+    model = load(folder, **options)
+    if not model.leader:
+        model.follow()
+        return "followed"
+    with model:
+        return [CALLS[name](model, *positional, **named) for name, positional, named in calls]
+
+
+def commands(lines: list[list[str]]) -> list[tuple[int, str, str]]:
+    """Run command lines of ``mindspeed-models``; return status, output and messages of each."""
+    import contextlib
+    import io
+
+    from mindspeed_models.program import main
+
+    found = []
+    for line in lines:
+        output, messages = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(messages):
+            status = main(line)
+        found.append((status, output.getvalue(), messages.getvalue()))
+    return found
+
+
+def between_steps(
+    folder: str, flags: list[str], save: str | None, prompts: list[list[int]]
+) -> dict[str, Any]:
+    """Train, generate between two steps, train on and save; return losses, tokens and what was left."""
+    import torch
+
+    from mindspeed_core.activation import prepare
+    from mindspeed_models.inference.model import generating
+    from mindspeed_train.loop import setup, teardown
+
+    training = [
+        *("--load", folder, "--seq-length", "16", "--micro-batch-size", "2", "--global-batch-size", "4"),
+        *("--train-iters", "4", "--lr", "1e-2", "--lr-decay-style", "constant", "--mock-data"),
+        *("--num-workers", "0", "--eval-iters", "0", "--attention-dropout", "0.1", "--hidden-dropout", "0.1"),
+        *flags,
+        *(() if save is None else ("--save", save, "--save-interval", "100")),
+    ]
+    found: dict[str, Any] = {"losses": [], "tokens": []}
+    with prepare(training, host="standalone", platform="cpu") as session:
+        run = setup(session)
+        for number in range(3):
+            found["losses"].append(float(session.call("train_step", run=run).losses["lm loss"]))
+            run.iteration += 1
+            run.consumed_train_samples += 4
+            if number != 1 and prompts:
+                before = torch.get_rng_state()
+                with generating(run, end_tokens=()) as model:
+                    found["tokens"].append(model.generate(prompts, detokenize=False, max_new_tokens=12))
+                found["same state"] = torch.equal(before, torch.get_rng_state())
+                found["trains"] = all(module.training for module in run.model[0].modules())
+        if save is not None:
+            session.call("save_checkpoint", run=run, reason="end")
+        teardown(session)
+    return found
+
+
+def of_the_readme(folder: str) -> list[str]:
+    """Call what AscendSpeed's README calls."""
+    from mindspeed_models import from_pretrained
+
+    found = []
+    with from_pretrained(
+        model_provider=None,
+        pretrained_model_name_or_path=folder,
+    ) as model:
+        responses = model.generate("Write quick sort code in python", max_new_tokens=512)
+        found.append(responses)
+        responses = model.generate(
+            "Write quick sort code in python",
+            do_sample=True,
+            temperature=1.0,
+            top_k=50,
+            top_p=0.95,
+            max_new_tokens=512,
+        )
+        found.append(responses)
+        responses = model.generate(
+            "Write quick sort code in python", num_beams=4, top_k=50, top_p=0.95, max_new_tokens=512
+        )
+        found.append(responses)
+        responses = model.generate(
+            "Write quick sort code in python",
+            do_sample=True,
+            temperature=0.6,
+            num_beams=4,
+            top_k=50,
+            top_p=0.95,
+            max_new_tokens=512,
+        )
+        found.append(responses)
+    return found
+
+
+def with_learned_positions(prompts: list[list[int]]) -> tuple[Any, Any, Any]:
+    """Continue texts of a model with learned positions: in one batch, each alone, and without a cache."""
+    import torch
+
+    from mindspeed_core.activation import prepare
+    from mindspeed_models.inference.model import generating
+    from mindspeed_testing.model_flags import training_flags
+    from mindspeed_train.loop import setup, teardown
+
+    flags = training_flags(("--init-method-std", "0.3"), 1)
+    settings = {"detokenize": False, "max_new_tokens": 8}
+    with prepare(flags, host="standalone", platform="cpu", mode="inference") as session:
+        run = setup(session)
+        with generating(run) as model:
+            together = model.generate(prompts, **settings)
+            alone = [model.generate(prompt, **settings) for prompt in prompts]
+        plain = []
+        for prompt in prompts:
+            tokens = list(prompt)
+            with torch.no_grad():
+                for _ in range(8):
+                    ids = torch.tensor([tokens])
+                    logits = run.model[0](ids, torch.arange(len(tokens))[None], None)
+                    tokens.append(int(logits[0, -1].argmax()))
+            plain.append(tokens[len(prompt) :])
+        teardown(session)
+    return together, alone, plain

@@ -1,0 +1,78 @@
+"""Generation between the steps of a training, and from its checkpoint at other layouts."""
+
+import pytest
+from generation_runs import between_steps, generations, with_learned_positions
+from tiny_models import make
+
+from mindspeed_core.errors import UserError
+from mindspeed_testing import WorldError, run_world
+
+PROMPTS = [[5, 9, 33], [8, 100, 201, 77, 3, 60]]
+OVERLAPS = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+CALLS = [("ids", (PROMPTS,), {"max_new_tokens": 12, "eos_token_id": []})]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models") / "llama"
+    # Another base of the rotary positions than megatron-core's: the checkpoint has to say so.
+    make("llama", root, rope_theta=5e4)
+    return str(root)
+
+
+@pytest.fixture(scope="module")
+def course(folder, tmp_path_factory):
+    """A training of two ranks with both overlaps, which generates between its steps, and its folder."""
+    save = str(tmp_path_factory.mktemp("saved"))
+    return run_world(between_steps, 2, folder, OVERLAPS, save, PROMPTS)[0], save
+
+
+def test_a_training_goes_on_as_if_nothing_had_been_generated(folder, course):
+    found, _ = course
+    plain = run_world(between_steps, 2, folder, OVERLAPS, None, [])[0]
+    assert found["losses"] == plain["losses"]
+    assert found["same state"]
+    assert found["trains"]
+    assert found["tokens"][0] != found["tokens"][1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tp": 2},
+        pytest.param({}, marks=pytest.mark.thorough),
+        pytest.param({"pp": 2}, marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_the_training_generates_the_same_at_another_layout(course, options):
+    found, save = course
+    ranks = 2 if options else 1
+    assert run_world(generations, ranks, save, [options], CALLS)[0] == [[found["tokens"][-1]]]
+
+
+def test_learned_positions_count_from_the_beginning_of_each_text():
+    ((together, alone, plain),) = run_world(with_learned_positions, 1, [[5, 9, 33], [8, 100, 77, 3, 60, 2]])
+    assert together == alone == plain
+
+
+@pytest.mark.thorough
+def test_one_rank_and_two_of_a_training_generate_alike(folder, course):
+    alone = run_world(between_steps, 1, folder, [], None, PROMPTS)[0]
+    assert alone["tokens"][0] == course[0]["tokens"][0]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--tensor-model-parallel-size", "2", "--sequence-parallel"], "has one token, which ranks cannot"),
+        (
+            ["--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1"],
+            "2 chunks of the model",
+        ),
+    ],
+)
+def test_a_training_that_cannot_generate_says_why(folder, flags, words):
+    with pytest.raises((WorldError, UserError), match=words):
+        run_world(between_steps, 2, folder, flags, None, PROMPTS)
