@@ -114,7 +114,7 @@ class Installed:
         return self._names[key]
 
     def _one_by_one(self) -> EntryPoints:
-        found: list[EntryPoint] = []
+        entries: list[EntryPoint] = []
         seen: set[str] = set()
         for distribution in distributions():
             name = _name(distribution)
@@ -122,7 +122,7 @@ class Installed:
                 continue
             seen.add(name)
             try:
-                found += distribution.entry_points
+                entries += distribution.entry_points
             except Exception as error:
                 self.damaged.append(
                     BrokenPlugin(
@@ -134,12 +134,7 @@ class Installed:
                         remedy=f"pip install --force-reinstall {name}",
                     )
                 )
-        return EntryPoints(found)
-
-
-def sources(*groups: str) -> list[Source]:
-    """Return the entry points of groups as they are installed now; see `Installed.sources`."""
-    return Installed().sources(*groups)
+        return EntryPoints(entries)
 
 
 def _name(distribution: Distribution) -> str:
@@ -152,7 +147,14 @@ def _name(distribution: Distribution) -> str:
 def _distribution(entry: EntryPoint) -> tuple[str, str]:
     try:
         assert entry.dist is not None
-        return str(entry.dist.name), str(entry.dist.version)
+        fields: dict[str, str] = {}
+        # importlib.metadata would parse the whole description as an e-mail, for each of the two.
+        for line in (entry.dist.read_text("METADATA") or entry.dist.read_text("PKG-INFO") or "").splitlines():
+            if not line:
+                break
+            name, _, value = line.partition(":")
+            fields.setdefault(name, value.strip())
+        return fields["Name"], fields["Version"]
     except Exception:
         # Damaged metadata: the entry point may still load, and is listed under its own name.
         return entry.value.partition(":")[0].partition(".")[0].replace("_", "-"), "unknown"
@@ -199,8 +201,8 @@ def describe(error: BaseException, package: str = "") -> str:
     where = ""
     for frame in traceback.extract_tb(error.__traceback__):
         path = PurePath(frame.filename)
-        found = next((part for part in (package, f"{package}.py") if package and part in path.parts), "")
-        if found:
-            inside = path.parts[path.parts.index(found) :]
+        matched = next((part for part in (package, f"{package}.py") if package and part in path.parts), "")
+        if matched:
+            inside = path.parts[path.parts.index(matched) :]
             where = f" ({'/'.join(inside)}:{frame.lineno})"
     return f"{type(error).__name__}: {message[:_MESSAGE]}{where}"

@@ -296,8 +296,8 @@ class Platform:
         return partial.replace(path)
 
     def _snapshot(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._recorded.snapshot()
-        return found
+        snapshot: dict[str, Any] = self._recorded.snapshot()
+        return snapshot
 
     def memory_pool(self) -> Callable[[], AbstractContextManager[Any]]:
         """Make a pool of device memory, where the allocator has pools.

@@ -32,13 +32,13 @@ def unmet(text: str, platform: str, versions: Mapping[str, str] | None = None) -
         return f"its requirement {text!r} cannot be read: {error}", "report it to its authors"
     if requirement is None:
         return None
-    found = installed_version(requirement.name) if versions is None else _lookup(versions, requirement.name)
+    version = installed_version(requirement.name) if versions is None else _lookup(versions, requirement.name)
     wanted = f"{requirement.name}{requirement.specifier}"
-    if not found:
+    if not version:
         return f"needs {wanted}, which is not installed", f"pip install '{wanted}'"
     # A development build such as 2.7.1+git or 0.17.0rc0 is what people on new hardware have.
-    if not _contains(requirement.specifier, found):
-        return f"needs {wanted}, found {found}", f"pip install '{wanted}'"
+    if not _contains(requirement.specifier, version):
+        return f"needs {wanted}, found {version}", f"pip install '{wanted}'"
     return None
 
 

@@ -102,7 +102,7 @@ def test_a_misspelled_name_gets_a_suggestion(features, install):
 
     result = features("show", "thing-e")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "did you mean thing-a" in result.output
 
 
