@@ -380,7 +380,8 @@ _HOOKS: WeakKeyDictionary[type, dict[str, Callable[..., Any]]] = WeakKeyDictiona
 
 def _hooks_of(cls: type) -> dict[str, Callable[..., Any]]:
     implementations: dict[str, Callable[..., Any]] = {}
-    for klass in reversed(cls.__mro__):
+    # Neither the base of all features nor `object` implements a stage.
+    for klass in reversed(cls.__mro__[: cls.__mro__.index(Feature)]):
         for name, value in vars(klass).items():
             if hasattr(value, PROJECT + "_impl"):
                 implementations[name] = value

@@ -23,8 +23,8 @@ _MOVED_INTO = {
         "runtime.losses runtime.rank_check runtime.spared_failures terminal.quiet terminal.tables upstream"
     ),
     "mindspeed_megatron.devices": (
-        "platforms.ascend_generations platforms.cann platforms.cuda platforms.npu platforms.torch_npu_calls "
-        "platforms.torch_npu_uses"
+        "platforms.accelerator platforms.ascend_generations platforms.cann platforms.cuda platforms.npu "
+        "platforms.torch_npu_calls platforms.torch_npu_uses"
     ),
     "mindspeed_megatron.instruments": (
         "platforms.allocation_history platforms.allocator_bytes platforms.memory"

@@ -48,6 +48,7 @@ class Registry:
     """Everything installed; immutable apart from hosts, platforms and extensions, which load on first use.
 
     Attributes:
+        installed: the entry points it was read from; None where they are read when they are needed.
         flag_sets: flags of each host that was parsed for, kept by `mindspeed_core.flags.flag_set`.
     """
 
@@ -74,7 +75,7 @@ class Registry:
         self._declared = Declared(declared, broken_sources)
         self._broken = self._declared.broken
         self._points = self._declared.points
-        self._installed = installed
+        self.installed = installed
         self._extensions: dict[str, Extensions] = {}
         self._platforms = _by_name(platforms)
         self._platform_classes = self._declared.platforms
@@ -96,7 +97,8 @@ class Registry:
         failed = installed.damaged
         for source in installed.sources(FEATURES):
             try:
-                declared.append((source, iterate(source.load())))
+                with installed.shared():
+                    declared.append((source, iterate(source.load())))
             except (Exception, SystemExit) as error:
                 failed.append(broken(source, error))
         return cls(
@@ -205,7 +207,7 @@ class Registry:
         if name not in self._points:
             raise RegistryError(not_installed("extension point", name, self._points))
         if name not in self._extensions:
-            self._extensions[name] = Extensions(self._points[name], self._installed)
+            self._extensions[name] = Extensions(self._points[name], self.installed)
         return self._extensions[name]
 
     def platform_names(self) -> tuple[str, ...]:

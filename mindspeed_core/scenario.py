@@ -143,6 +143,8 @@ class Scenario:
         lists = ("flags", "baseline", "gains", "platforms", "compare", "extra_losses", "extra_parameters")
         for name in (*lists, "files"):
             value = getattr(self, name)
+            if isinstance(value, tuple):
+                continue
             if isinstance(value, str):
                 raise DeclarationError(f"scenario {self.name}: {name} = {value!r} is a tuple: ({value!r},)")
             object.__setattr__(self, name, tuple(value))
@@ -172,7 +174,7 @@ class Scenario:
             if name not in QUANTITIES:
                 yield f"compare names {name!r}; it can name {', '.join(QUANTITIES)}"
         lines = [flags for _, flags, _ in self.sides()]
-        if bool(self.files) != any("{files}" in flag for flags in lines for flag in flags):
+        if bool(self.files) != any("{files}" in " ".join(flags) for flags in lines):
             yield "files are listed exactly where flags refer to their folder as {files}"
         if self.resume is not None:
             if self.baseline or self.baseline_world_size or self.gains or self.same_feature:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindspeed_core.cli.feature_states import STATE_STYLES, FeatureState, feature_state, platform_here
-from mindspeed_core.discovery.entry_points import COMMANDS, TRAIN_COMMANDS, Installed
+from mindspeed_core.discovery.entry_points import COMMANDS, TRAIN_COMMANDS
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS, traceback_wanted
 from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.listing import Cell, columns, print_heading, print_hint, print_rows, say, width
@@ -250,12 +250,11 @@ def _commands(registry: Registry) -> list[dict[str, str]]:
     from mindspeed_core.cli.commands import TRAIN_PROGRAM, added_commands, origin, train_words
 
     rows = []
-    installed = Installed()
     for program, group, own in (
         (features.PROGRAM, COMMANDS, {*features.COMMANDS}),
         (TRAIN_PROGRAM, TRAIN_COMMANDS, train_words(registry)),
     ):
-        for name, claims in sorted(added_commands(group, installed=installed).items()):
+        for name, claims in sorted(added_commands(group, installed=registry.installed).items()):
             if program == features.PROGRAM:
                 claims = [claim for claim in claims if features.COMMANDS.get(name, ("",))[0] != claim.dist]
                 if not claims:

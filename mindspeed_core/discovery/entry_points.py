@@ -7,12 +7,13 @@ wrong kind, metadata that cannot be read) becomes one `BrokenPlugin` record here
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions, entry_points
 from pathlib import PurePath
-from typing import Any
+from typing import Any, ClassVar
 
 FEATURES = "mindspeed.features"
 PLATFORMS = "mindspeed.platforms"
@@ -88,15 +89,26 @@ class Installed:
         damaged: distributions whose list of entry points cannot be read; usually none.
     """
 
+    _shared: ClassVar[Any] = None
+
     def __init__(self) -> None:
         """Read the files of all distributions; import nothing."""
         self.damaged: list[BrokenPlugin] = []
         self._names: dict[int, tuple[str, str]] = {}
         try:
-            self._entries: Any = entry_points()
+            self._entries: Any = entry_points() if Installed._shared is None else Installed._shared
         except Exception:
             # One unreadable file fails the whole query: ask distribution by distribution to find whose it is.
             self._entries = self._one_by_one()
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Let declarations that look up entry points while they are loaded use these, and read none anew."""
+        before, Installed._shared = Installed._shared, self._entries
+        try:
+            yield
+        finally:
+            Installed._shared = before
 
     def sources(self, *groups: str) -> list[Source]:
         """Return the entry points of groups, sorted by name and distribution."""

@@ -100,3 +100,13 @@ def _others(requested: str, registry: Registry) -> str:
         if availability.available:
             usable.append(name)
     return ", ".join(usable) or "none is available here"
+
+
+def kinds_of(registry: Registry, platform: str) -> tuple[frozenset[str], str]:
+    """Return the names under which features may list a platform, and the one that their requirements test."""
+    try:
+        platform_class = registry.platform(platform)
+    except UserError:
+        # A plan can be made for a platform that is not installed here.
+        return frozenset({platform}), platform
+    return platform_class.kinds() | {platform}, platform_class.like or platform

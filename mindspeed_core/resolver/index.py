@@ -102,16 +102,6 @@ def _same_roles(registry: Registry) -> dict[str, dict[str, list[str]]]:
 _indexes: WeakKeyDictionary[Registry, dict[str, Index]] = WeakKeyDictionary()
 
 
-def kinds_of(registry: Registry, platform: str) -> tuple[frozenset[str], str]:
-    """Return the names under which features may list a platform, and the one that their requirements test."""
-    try:
-        platform_class = registry.platform(platform)
-    except RegistryError:
-        # A plan can be made for a platform that is not installed here.
-        return frozenset({platform}), platform
-    return platform_class.kinds() | {platform}, platform_class.like or platform
-
-
 def _host_flags(registry: Registry, host: str) -> tuple[Flag, ...]:
     try:
         return registry.host_flags(host)

@@ -13,8 +13,9 @@ from typing import Any
 from mindspeed_core.discovery.entry_points import describe
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of
 from mindspeed_core.flags.values import shown_value
+from mindspeed_core.platforms.selection import kinds_of
 from mindspeed_core.registry import FeatureRecord, Registry
-from mindspeed_core.resolver.index import Index, kinds_of
+from mindspeed_core.resolver.index import Index
 from mindspeed_core.resolver.plan import Problem
 
 

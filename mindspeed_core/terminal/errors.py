@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from mindspeed_core.errors import PatchError, SessionError, UserError
 from mindspeed_core.feature import DeclarationError
 from mindspeed_core.terminal.foreign_text import emit
-from mindspeed_core.terminal.listing import for_terminal
+from mindspeed_core.terminal.listing import print_message
 
 EXIT_OK = 0
 EXIT_PROBLEMS = 1
@@ -72,18 +72,13 @@ def print_error(error: BaseException) -> None:
     # Nobody may read standard error any more.
     with suppress(OSError, ValueError):
         if isinstance(error, EXPLAINED) and not traceback_wanted():
-            emit_message("error", describe(error))
+            print_message(f"error: {describe(error)}")
             return
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         emit("".join(lines).rstrip("\n"), err=True)
         if sys.version_info < (3, 11):
             for note in getattr(error, "__notes__", ()):
                 emit(note, err=True)
-
-
-def emit_message(severity: str, text: str) -> None:
-    """Print a message on standard error behind its severity, ``error`` for instance."""
-    print(for_terminal(f"{severity}: {text}", sys.stderr), file=sys.stderr, flush=True)
 
 
 def guarded(program: Callable[[], int | None]) -> int:

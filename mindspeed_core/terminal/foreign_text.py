@@ -7,7 +7,6 @@ characters that reverse or hide what stands beside them.
 
 from __future__ import annotations
 
-import html
 import re
 import sys
 import unicodedata
@@ -65,7 +64,9 @@ def for_markdown(text: object) -> str:
 
 def for_html(text: object) -> str:
     """Return a foreign text as literal text of HTML, also inside of a quoted attribute."""
-    return html.escape(clean(text), quote=True)
+    from html import escape
+
+    return escape(clean(text), quote=True)
 
 
 def _text_of(value: object) -> str:

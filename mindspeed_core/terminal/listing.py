@@ -105,6 +105,12 @@ def for_terminal(text: str, stream: TextIO) -> str:
     return _BEGINNING.sub(lambda found: paint(found[0], SEVERITIES[found[1]], stream), text)
 
 
+def print_message(text: str, stream: TextIO | None = None) -> None:
+    """Print a message, on standard error by default; see `for_terminal`."""
+    stream = stream or sys.stderr
+    print(for_terminal(text, stream), file=stream, flush=True)
+
+
 def _unbroken(line: str, limit: int) -> str:
     behind = " " * (len(line) - len(line.lstrip()) + 4)
     if width(line) <= limit or line.lstrip().startswith("->") or len(behind) > limit // 2:

@@ -18,16 +18,14 @@ from mindspeed_core.terminal.errors import (
     traceback_wanted,
 )
 from mindspeed_core.terminal.foreign_text import emit
-from mindspeed_core.terminal.listing import for_terminal
+from mindspeed_core.terminal.listing import print_message
 
 
 def print_click_error(error: click.ClickException, stream: TextIO | None = None) -> None:
     """Print an error of click, on standard error by default; of wrong usage with the way to the help."""
-    stream, lines = stream or sys.stderr, [f"error: {error.format_message()}"]
     context = error.ctx if isinstance(error, click.UsageError) else None
-    if context is not None:
-        lines.append(f"    -> {context.command_path} --help")
-    print(for_terminal("\n".join(lines), stream), file=stream, flush=True)
+    way_out = "" if context is None else f"\n    -> {context.command_path} --help"
+    print_message(f"error: {error.format_message()}{way_out}", stream)
 
 
 class ExplainedError(click.ClickException):

@@ -9,8 +9,8 @@ import logging
 import os
 import warnings
 
-from mindspeed_core.terminal.errors import emit_message
 from mindspeed_core.terminal.foreign_text import clean
+from mindspeed_core.terminal.listing import print_message
 
 _REPETITIVE = (
     # Said by every module that would use them; a run on CUDA says it once, and `doctor` explains it.
@@ -51,7 +51,7 @@ class SeverityHandler(logging.Handler):
         severity = "error" if record.levelno >= logging.ERROR else "warning"
         try:
             text = self.format(record)
-            emit_message(severity, text.removeprefix(f"{severity}: "))
+            print_message(f"{severity}: {text.removeprefix(f'{severity}: ')}")
         except Exception:
             self.handleError(record)
 

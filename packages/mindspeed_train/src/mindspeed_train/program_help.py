@@ -37,12 +37,12 @@ USAGE = (
 
 
 FIRST_STEPS = (
-    ("mindspeed-train FLAGS", "train in this process (also under torchrun, srun)"),
+    ("mindspeed-train FLAGS", "train (also under torchrun, srun)"),
     ("mindspeed-train --nproc N FLAGS", "train in N processes"),
-    ("mindspeed-train FLAGS --plan-only", "say what would be switched on, and stop"),
-    ("mindspeed-train --help", "the families of flags, and the commands"),
+    ("mindspeed-train FLAGS --plan-only", "say what would be switched on"),
+    ("mindspeed-train --help", "families of flags, commands"),
     ("mindspeed-train --help FAMILY", "the flags of one family"),
-    ("mindspeed-train --help-flag FLAG", "one flag: default, source, readers"),
+    ("mindspeed-train --help-flag FLAG", "one flag and all about it"),
 )
 
 

@@ -59,7 +59,8 @@ def command(context: click.Context, host: str, everything: bool, as_json: bool) 
 def _begin(part: str) -> None:
     """Say on a terminal what is being done, in place of the part before; nothing more for an empty text."""
     if columns(sys.stderr) is not None:
-        print(f"\r\x1b[K{part} ..." if part else "\r\x1b[K", end="", file=sys.stderr, flush=True)
+        sys.stderr.write(f"\r\x1b[K{part} ..." if part else "\r\x1b[K")
+        sys.stderr.flush()
 
 
 def print_findings(findings: Sequence[Finding], *, everything: bool = False) -> None:
