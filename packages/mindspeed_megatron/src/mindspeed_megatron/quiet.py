@@ -59,7 +59,7 @@ class SeverityHandler(logging.Handler):
 def quieten() -> None:
     """Ignore known warnings, raise megatron-core's loggers to level ERROR, and clean messages of our own."""
     clean_log()
-    logging.lastResort = SeverityHandler(logging.WARNING)  # type: ignore[assignment]
+    logging.lastResort = SeverityHandler(logging.WARNING)
     # c10d warns of every connection that closes, with a C++ stack; what follows from it is said once, here.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for category, pattern in _REPETITIVE:
