@@ -34,7 +34,8 @@ def last_words(run: Run) -> str:
     if command := last_save.way_on(arguments, saved, run.run_dir):
         launched = run.dist.world_size > 1 and "--nproc" not in " ".join(arguments)
         on = "train on with more --train-iters" if done >= total else "go on"
-        said += f"; {on}{' in the same launcher' if launched else ''}: {command}"
+        # A command to copy stays in one piece.
+        said += f"; {on}{' in the same launcher' if launched else ''} with\n    -> {command}"
     return f"{said}\n{last_save.sentence(saved, run.run_dir)}"
 
 

@@ -100,7 +100,7 @@ def last_words(run_dir: str | None, arguments: Sequence[str] = ()) -> str:
         return ""
     save = read(Path(run_dir))
     command = way_on(arguments, save, run_dir)
-    return "\n".join([*([f"go on: {command}"] if command else []), sentence(save, run_dir)])
+    return "\n".join([*([f"go on with\n    -> {command}"] if command else []), sentence(save, run_dir)])
 
 
 def _value(arguments: Sequence[str], option: str) -> str:

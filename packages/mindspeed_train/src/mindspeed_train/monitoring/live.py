@@ -78,7 +78,7 @@ class Status:
         if "tokens_per_second" in values:
             words.append(f"{values['tokens_per_second']:,.0f} tok/s")
         if "share_of_peak" in values:
-            words.append(f"{values['share_of_peak']:.0%} MFU")
+            words.append(f"{values['share_of_peak']:.1%} MFU")
         if "peak_memory_bytes" in values:
             words.append(memory(values["peak_memory_bytes"]))
         return " | ".join(words)
