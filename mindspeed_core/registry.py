@@ -95,12 +95,12 @@ class Registry:
         declared: list[tuple[Source, list[Any]]] = []
         installed = Installed()
         failed = installed.damaged
-        for source in installed.sources(FEATURES):
-            try:
-                with installed.shared():
+        with installed.shared():
+            for source in installed.sources(FEATURES):
+                try:
                     declared.append((source, iterate(source.load())))
-            except (Exception, SystemExit) as error:
-                failed.append(broken(source, error))
+                except (Exception, SystemExit) as error:
+                    failed.append(broken(source, error))
         return cls(
             declared,
             broken_sources=failed,
