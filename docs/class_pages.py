@@ -40,7 +40,7 @@ def records_page() -> str:
         "What the [stages](stages.md) hand each other, all importable from `mindspeed_core.run`. In shapes,",
         "`s` is the sequence, `b` the micro-batch and `h` the width of the hidden state.",
     ]
-    run = classes("mindspeed_core/run.py")
+    run = {**classes("mindspeed_core/run.py"), **classes("mindspeed_core/batch.py")}
     names = [*RECORDS, *(name for name in run if name not in RECORDS)]
     lines += class_sections(run[name] for name in names)
     lines += class_sections(classes("mindspeed_core/runtime/metrics.py").values())
@@ -70,7 +70,9 @@ def declarations_page() -> str:
         "name, all importable from `mindspeed_core.feature` without torch. Proofs have",
         "[a page of their own](scenarios.md).",
     ]
-    found = classes("mindspeed_core/feature.py")
+    feature = classes("mindspeed_core/feature.py")
+    found = {"Flag": feature["Flag"], **classes("mindspeed_core/conditions.py"), "Patch": feature["Patch"]}
+    found |= {**classes("mindspeed_core/scenario.py"), **feature}
     names = ["Feature", *(name for name in found if name not in ("Feature", *PROOFS))]
     return "\n".join([*lines, *class_sections(found[name] for name in names)])
 

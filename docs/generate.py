@@ -32,7 +32,7 @@ from tables import code, codes, table
 
 from mindspeed_core import __version__
 from mindspeed_core.discovery.entry_points import FEATURES as FEATURE_GROUP
-from mindspeed_core.discovery.entry_points import HOSTS, PLATFORMS, Source, sources
+from mindspeed_core.discovery.entry_points import HOSTS, PLATFORMS, Installed, Source
 from mindspeed_core.discovery.installed import installed_version
 from mindspeed_core.discovery.slots import CORE_SLOTS
 from mindspeed_core.discovery.stages import core_stages
@@ -84,7 +84,9 @@ def tree_registry() -> Registry:
     }
 
     def ours(group: str) -> list[Source]:
-        return [source for source in sources(group) if source.dist in {"mindspeed-core", *plugins}]
+        return [
+            source for source in Installed().sources(group) if source.dist in {"mindspeed-core", *plugins}
+        ]
 
     missing = {name for name in plugins if not installed_version(name)}
     if missing:

@@ -18,7 +18,7 @@ HOST = "standalone"
 
 def scenarios_page(registry: Registry) -> str:
     """Proofs and the small GPT."""
-    found = classes("mindspeed_core/feature.py")
+    found = classes("mindspeed_core/scenario.py")
     help_of = {
         option: entry.flag.help for entry in flag_set(registry, HOST).entries for option in entry.flag.options
     }
@@ -26,7 +26,7 @@ def scenarios_page(registry: Registry) -> str:
         "# Proofs",
         "",
         "The declaration of a feature's proofs, and what they train. `mindspeed-features verify` and the",
-        "fixture `equivalence` run them ([Writing a plugin](../writing-a-plugin.md)).",
+        "fixture `mindspeed_equivalence` run them ([Writing a plugin](../writing-a-plugin.md)).",
         *class_sections(found[name] for name in PROOFS),
         "",
         "## SMALL_GPT",

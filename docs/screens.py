@@ -65,7 +65,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def facts(registry: Registry, host: str = "") -> checks.Facts:
+def facts(registry: Registry, host: str = "", begin: object = None) -> checks.Facts:
     """Return what `doctor` would have found on the machine that is made up."""
     versions = {"torch": "2.13.0+cpu", "megatron-core": "0.16.1", "pluggy": "1.6.0", "numpy": "2.4.6"}
     torch = {"torch": versions["torch"], "backends": {"gloo": True}, "megatron": "ok", "helpers_cpp": "ok"}

@@ -6,7 +6,15 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Mistake that the user can mend; the message says how. Programs print it and exit with status 1."""
+    """Mistake that the user can mend; the message says how. Programs print it and exit with `exit_status`."""
+
+    exit_status = 1
+
+
+class UsageError(UserError):
+    """Command line with words that mean nothing here."""
+
+    exit_status = 2
 
 
 class ArgumentError(UserError):
@@ -46,6 +54,10 @@ class DataError(UserError):
 
 class NamedFileError(ArgumentError, DataError):
     """File of data that cannot be used, with the flag that names it."""
+
+
+class DeclarationError(ValueError):
+    """Wrong declaration of a feature, flag, slot or patch; the message says how to mend it."""
 
 
 class PatchError(RuntimeError):

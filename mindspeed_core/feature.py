@@ -1,7 +1,7 @@
-"""The declarations of a plugin: features, flags, requirements, slots, patches, proofs.
+"""The declarations of a plugin: features, flags, patches, and from two further modules conditions and proofs.
 
 A feature is a class: its attributes are data (flags, requirements, conflicts, slots, patches, proof), its
-methods are hook implementations. Everything here is plain Python and the standard library, because
+methods are hook implementations. All of it is plain Python and the standard library, because
 declarations of every installed plugin are loaded whenever somebody lists or plans features: importing a
 declaration must load neither torch nor megatron (nor numpy, nor pluggy).
 """
@@ -9,22 +9,26 @@ declaration must load neither torch nor megatron (nor numpy, nor pluggy).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, overload
 from weakref import WeakKeyDictionary
+
+from mindspeed_core.conditions import Conflict, Fallback, Requirement, TakeOver
+from mindspeed_core.conditions import Slot as Slot
+from mindspeed_core.errors import DeclarationError
+from mindspeed_core.scenario import LOADED as LOADED
+from mindspeed_core.scenario import QUANTITIES as QUANTITIES
+from mindspeed_core.scenario import Gain as Gain
+from mindspeed_core.scenario import Resume as Resume
+from mindspeed_core.scenario import Scenario
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 PROJECT = "mindspeed"
 """pluggy's project name: hook implementations carry the attribute ``mindspeed_impl``."""
 
-_SLOT_NAME = re.compile(r"[a-z0-9]+([-./][a-z0-9]+)*\Z")
 _OPTION = re.compile(r"--[A-Za-z0-9][A-Za-z0-9._-]*\Z")
-
-
-class DeclarationError(ValueError):
-    """Wrong declaration of a feature, flag, slot or patch; the message says how to mend it."""
 
 
 @overload
@@ -146,119 +150,6 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """An exclusive role that at most one active feature fills.
-
-    Attributes:
-        name: for instance ``core-attention``.
-        summary: what filling it means, one line.
-        exclusive: ``False`` for a slot that only groups features.
-        roles: roles of the modules that filling it replaces, as `SpecEditor` names them: a feature that
-            replaces one of them by `Feature.replaces_roles` excludes whoever fills the slot.
-    """
-
-    name: str
-    summary: str = ""
-    exclusive: bool = True
-    roles: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not _SLOT_NAME.match(self.name):
-            raise DeclarationError(f"slot {self.name!r}: lower-case words joined by - . or /")
-        object.__setattr__(self, "roles", tuple(self.roles))
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """Condition under which a feature may be active.
-
-    Exactly one of ``feature``, ``any_of`` and ``flag`` is given.
-
-    Attributes:
-        feature: the name of another feature.
-        any_of: names of features of which at least one must be active.
-        flag: an option string of any owner; ``equals`` or ``one_of`` restricts its value, otherwise it
-            has to be set (truthy).
-        equals: the value that ``flag`` must have.
-        one_of: the values of which ``flag`` must have one; a flag of several values has no other ones.
-        reason: what a user reads when it does not hold.
-        implies: switch the required feature on instead of complaining, when its own flags need no decision.
-        remedy: what to type where it does not hold (``"add --pipeline-schedule zb-h1"``); by default the
-            first flag of the required feature, or the required value.
-    """
-
-    feature: str = ""
-    any_of: tuple[str, ...] = ()
-    flag: str = ""
-    equals: Any = None
-    one_of: tuple[Any, ...] = ()
-    reason: str = ""
-    implies: bool = False
-    remedy: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "any_of", tuple(self.any_of))
-        object.__setattr__(self, "one_of", tuple(self.one_of))
-        given = [bool(self.feature), bool(self.any_of), bool(self.flag)]
-        if sum(given) != 1:
-            raise DeclarationError("a requirement names exactly one of feature, any_of, flag")
-        if self.implies and not self.feature:
-            raise DeclarationError("only a requirement on a feature can imply it")
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """Condition under which a feature may not be active.
-
-    Attributes:
-        feature: the name of another feature (the conflict is symmetric), or
-        flag: an option string; the conflict is that it is set, or has the value ``equals`` / ``one_of``.
-        equals: the offending value of ``flag``.
-        one_of: the offending values of ``flag``; one of them is enough in a flag of several values.
-        reason: what a user reads.
-    """
-
-    feature: str = ""
-    flag: str = ""
-    equals: Any = None
-    one_of: tuple[Any, ...] = ()
-    reason: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "one_of", tuple(self.one_of))
-        if bool(self.feature) == bool(self.flag):
-            raise DeclarationError("a conflict names exactly one of feature, flag")
-
-
-@dataclass(frozen=True)
-class Fallback:
-    """Substitute on a platform that a feature does not support.
-
-    Attributes:
-        reason: why it cannot run there; printed with the plan.
-        feature: another feature that takes over, or empty: the feature is simply left out.
-    """
-
-    reason: str
-    feature: str = ""
-
-
-@dataclass(frozen=True)
-class TakeOver:
-    """Feature whose work the declaring one does: where both are requested, it is held back.
-
-    Requirements on the one that is held back hold all the same; its slots, conflicts and checks do not count.
-
-    Attributes:
-        feature: the name of the feature that is held back.
-        reason: why it has nothing left to do; printed with the plan.
-    """
-
-    feature: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Patch:
     """Change of a symbol of megatron-core or torch: the last resort.
 
@@ -295,184 +186,6 @@ class Patch:
         if not self.reason:
             raise DeclarationError(f"patch {self.target}: a patch states its reason")
         object.__setattr__(self, "also", tuple(self.also))
-
-
-@dataclass(frozen=True)
-class Gain:
-    """Improvement by a feature, as bounds on a number that both sides have, or that the feature's side has.
-
-    Attributes:
-        measure: ``"peak_bytes"`` (tensor bytes alive during forward and backward), ``"forward_bytes"`` (most
-            of them alive right after a forward pass), ``"host_bytes"`` (buffers for copies to the device),
-            ``"sent_bytes"``, ``"collective_calls"``, ``"step_seconds"``, others of
-            `mindspeed_testing.training.SideResult`, or a key of ``run.metrics``.
-        at_most: upper bound of the ratio feature / baseline.
-        exactly: the value with the feature; the baseline needs none.
-        less: by how much the value is smaller than the baseline's, exactly.
-        value_at_most: upper bound of the value with the feature; the baseline needs none.
-        platforms: where the bounds hold; empty means everywhere.
-
-    Without any bound, or on another platform, the ratio is only reported.
-    """
-
-    measure: str
-    at_most: float | None = None
-    exactly: float | None = None
-    less: float | None = None
-    value_at_most: float | None = None
-    platforms: tuple[str, ...] = ()
-
-    @property
-    def demand(self) -> str:
-        """Return what is demanded in words; empty where the ratio is only reported."""
-        words = []
-        if self.at_most is not None:
-            words.append(f"at most {self.at_most:g} x")
-        if self.exactly is not None:
-            words.append(f"exactly {self.exactly:,.12g}")
-        if self.less is not None:
-            words.append(f"exactly {self.less:,.12g} less")
-        if self.value_at_most is not None:
-            words.append(f"a value of at most {self.value_at_most:,.12g}")
-        return ", ".join(words)
-
-
-QUANTITIES = ("losses", "gradients", "parameters", "learning rates", "feature state", "optimizer state")
-"""Quantities that a proof can compare, each in a form that does not depend on the layout."""
-LOADED = ("parameters", "feature state", "optimizer state")
-"""Those that a load brings back, before any step."""
-
-
-@dataclass(frozen=True)
-class Resume:
-    """Second half of a proof: stop at a checkpoint and continue, as before and in another layout.
-
-    Attributes:
-        flags: the whole command line of the other layout, the feature's flags included.
-        world_size: processes of the other layout.
-        steps: training steps after the checkpoint. 0 compares what was loaded: parameters, described
-            moments and the state of features right after the load; for continuations that differ by design.
-        tolerance: allowed distance of the continuation in the layout that wrote the checkpoint; 0.0 demands
-            bit equality.
-        with_feature: the feature is active in the other layout too; False shows that its checkpoints are read
-            without it, for instance those of a split sequence by a rank that has it whole.
-        warning: a part of a warning that loading in the other layout must give; empty for none.
-    """
-
-    flags: tuple[str, ...]
-    world_size: int = 1
-    steps: int = 2
-    tolerance: float = 0.0
-    with_feature: bool = True
-    warning: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "flags", tuple(self.flags))
-        if self.world_size < 1 or self.steps < 0:
-            raise DeclarationError("Resume: world_size is at least 1, and steps at least 0")
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Proof of a feature: short trainings that must agree, and the gains over the baseline.
-
-    Both sides train the same small GPT from the same weights on the same batches; what ``compare`` names is
-    compared in one canonical (unsharded) state. There are three kinds:
-
-    - The plain kind trains with the feature and without it.
-    - With ``same_feature`` both sides have the feature, in different layouts: a feature that changes the
-      training is shown to change it alike wherever it runs.
-    - With ``resume`` one training saves a checkpoint after ``steps`` steps and goes on; it is continued from
-      that checkpoint in the same layout and in another one, and both must reach what it reached.
-
-    Attributes:
-        name: unique within the feature.
-        flags: the command line of the feature's side.
-        baseline: the command line it is compared with; the same model arguments without the feature.
-        world_size: processes of the feature's side.
-        baseline_world_size: processes of the baseline; 0 means the same as ``world_size``.
-        steps: training steps.
-        tolerance: largest ``max|a-b| / (max|b| + 1e-12)`` per tensor; 0.0 demands bit equality.
-        gains: what must be better.
-        compare_gradients: superseded by ``compare``; False leaves ``"gradients"`` out of it.
-        platforms: where the scenario applies; empty means wherever the feature does.
-        same_feature: the feature is active in the baseline too, and the layouts differ.
-        compare: names out of `QUANTITIES`. Empty takes losses, gradients and parameters; with
-            ``same_feature`` the state of features too, with ``resume`` everything.
-        extra_losses: reported losses that the baseline lacks. Any other one that it lacks is a difference.
-        extra_parameters: patterns (``"*.norm.gate"``) of parameters that the baseline lacks. They start as
-            the feature sets them, and only those that both sides have are compared.
-        files: small files that both sides get in a folder of their own, which the flags call ``{files}``:
-            ``"package:relative/path"`` of a file, or ``"module:function"`` of a torch-free function that
-            takes the folder (a ``pathlib.Path``) and writes into it.
-        resume: how the training is continued from its checkpoint.
-    """
-
-    name: str
-    flags: tuple[str, ...]
-    baseline: tuple[str, ...] = ()
-    world_size: int = 1
-    baseline_world_size: int = 0
-    steps: int = 3
-    tolerance: float = 1e-5
-    gains: tuple[Gain, ...] = ()
-    compare_gradients: bool = True
-    platforms: tuple[str, ...] = ()
-    same_feature: bool = False
-    compare: tuple[str, ...] = ()
-    extra_losses: tuple[str, ...] = ()
-    extra_parameters: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    resume: Resume | None = None
-
-    def __post_init__(self) -> None:
-        lists = ("flags", "baseline", "gains", "platforms", "compare", "extra_losses", "extra_parameters")
-        for name in (*lists, "files"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise DeclarationError(f"scenario {self.name}: {name} = {value!r} is a tuple: ({value!r},)")
-            object.__setattr__(self, name, tuple(value))
-        if self.world_size < 1 or self.steps < 1:
-            raise DeclarationError(f"scenario {self.name}: world_size and steps are at least 1")
-        for wrong in self._contradictions():
-            raise DeclarationError(f"scenario {self.name}: {wrong}")
-
-    @property
-    def quantities(self) -> tuple[str, ...]:
-        """Return the names out of `QUANTITIES` that this proof compares."""
-        names = self.compare
-        if not names and self.resume is not None:
-            names = QUANTITIES if self.resume.steps else LOADED
-        if not names:
-            names = (*QUANTITIES[:3], *(("feature state",) if self.same_feature else ()))
-        return tuple(name for name in names if name != "gradients" or self.compare_gradients)
-
-    def sides(self) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
-        """Return what each side is called, its command line, and whether the feature is active on it."""
-        if self.resume is not None:
-            return ("flags", self.flags, True), ("resume", self.resume.flags, self.resume.with_feature)
-        return ("flags", self.flags, True), ("baseline", self.baseline, self.same_feature)
-
-    def _contradictions(self) -> Iterator[str]:
-        for name in self.compare:
-            if name not in QUANTITIES:
-                yield f"compare names {name!r}; it can name {', '.join(QUANTITIES)}"
-        lines = [flags for _, flags, _ in self.sides()]
-        if bool(self.files) != any("{files}" in flag for flags in lines for flag in flags):
-            yield "files are listed exactly where flags refer to their folder as {files}"
-        if self.resume is not None:
-            if self.baseline or self.baseline_world_size or self.gains or self.same_feature:
-                yield (
-                    "a proof that resumes compares with its own uninterrupted run: no baseline, "
-                    "same_feature or gains"
-                )
-            if self.extra_losses or self.extra_parameters:
-                yield "a proof that resumes has the same losses and parameters everywhere"
-            if (self.flags, self.world_size) == (self.resume.flags, self.resume.world_size):
-                yield "resume continues in the same layout anyway; give the flags of another one"
-        alike = self.flags == self.baseline and self.baseline_world_size in (0, self.world_size)
-        if self.same_feature and alike:
-            yield "with same_feature the layouts of both sides differ"
 
 
 @dataclass(frozen=True)
@@ -666,11 +379,12 @@ _HOOKS: WeakKeyDictionary[type, dict[str, Callable[..., Any]]] = WeakKeyDictiona
 
 
 def _hooks_of(cls: type) -> dict[str, Callable[..., Any]]:
-    found: dict[str, Callable[..., Any]] = {}
-    for klass in reversed(cls.__mro__):
+    implementations: dict[str, Callable[..., Any]] = {}
+    # Neither the base of all features nor `object` implements a stage.
+    for klass in reversed(cls.__mro__[: cls.__mro__.index(Feature)]):
         for name, value in vars(klass).items():
             if hasattr(value, PROJECT + "_impl"):
-                found[name] = value
+                implementations[name] = value
             else:
-                found.pop(name, None)
-    return found
+                implementations.pop(name, None)
+    return implementations

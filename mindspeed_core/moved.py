@@ -13,60 +13,46 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-MOVED: dict[str, str] = {
-    "mindspeed_core.backend_contracts": "mindspeed_megatron.backend_contracts",
-    "mindspeed_core.cli.doctor": "mindspeed_megatron.doctor",
-    "mindspeed_core.cli.feature_names": "mindspeed_core.terminal.feature_names",
-    "mindspeed_core.cli.migrate_command": "mindspeed_megatron.migrate_command",
-    "mindspeed_core.cli.new_command": "mindspeed_testing.new_command",
-    "mindspeed_core.cli.scaffold": "mindspeed_testing.scaffold",
-    "mindspeed_core.cli.train": "mindspeed_train.program",
-    "mindspeed_core.cli.train_completion": "mindspeed_train.program_completion",
-    "mindspeed_core.cli.train_help": "mindspeed_train.program_help",
-    "mindspeed_core.cli.verify_command": "mindspeed_testing.verify_command",
-    "mindspeed_core.flags.given": "mindspeed_megatron.upstream.given",
-    "mindspeed_core.formulas": "mindspeed_megatron.formulas",
-    "mindspeed_core.hosts": "mindspeed_megatron.hosts",
-    "mindspeed_core.hosts.standalone": "mindspeed_train",
-    "mindspeed_core.instruments": "mindspeed_megatron.instruments",
-    "mindspeed_core.launch": "mindspeed_megatron.launch",
-    "mindspeed_core.launch.commands": "mindspeed_train.launch.commands",
-    "mindspeed_core.launch.last_save": "mindspeed_train.launch.last_save",
-    "mindspeed_core.launch.start": "mindspeed_train.launch.start",
-    "mindspeed_core.launch.supervisor": "mindspeed_train.launch.supervisor",
-    "mindspeed_core.launch.torchx_component": "mindspeed_train.launch.torchx_component",
-    "mindspeed_core.layer_spec": "mindspeed_megatron.layer_spec",
-    "mindspeed_core.linear_layout": "mindspeed_megatron.linear_layout",
-    "mindspeed_core.megatron": "mindspeed_megatron",
-    "mindspeed_core.megatron.megatron_lm_flags": "mindspeed_megatron.upstream.megatron_lm_flags",
-    "mindspeed_core.megatron_adaptor": "mindspeed_megatron.megatron_adaptor",
-    "mindspeed_core.migrate": "mindspeed_megatron.migrate",
-    "mindspeed_core.platforms.allocation_history": "mindspeed_megatron.instruments.allocation_history",
-    "mindspeed_core.platforms.allocator_bytes": "mindspeed_megatron.instruments.allocator_bytes",
-    "mindspeed_core.platforms.ascend_generations": "mindspeed_megatron.devices.ascend_generations",
-    "mindspeed_core.platforms.broken_packages": "mindspeed_megatron.broken_packages",
-    "mindspeed_core.platforms.cann": "mindspeed_megatron.devices.cann",
-    "mindspeed_core.platforms.cuda": "mindspeed_megatron.devices.cuda",
-    "mindspeed_core.platforms.equal_blocks": "mindspeed_megatron.equal_blocks",
-    "mindspeed_core.platforms.fake": "mindspeed_megatron.fake",
-    "mindspeed_core.platforms.memory": "mindspeed_megatron.instruments.memory",
-    "mindspeed_core.platforms.npu": "mindspeed_megatron.devices.npu",
-    "mindspeed_core.platforms.planned_kernels": "mindspeed_megatron.planned_kernels",
-    "mindspeed_core.platforms.torch_npu_calls": "mindspeed_megatron.devices.torch_npu_calls",
-    "mindspeed_core.platforms.torch_npu_uses": "mindspeed_megatron.devices.torch_npu_uses",
-    "mindspeed_core.runtime.earlier_files": "mindspeed_megatron.earlier_files",
-    "mindspeed_core.runtime.losses": "mindspeed_megatron.losses",
-    "mindspeed_core.runtime.rank_check": "mindspeed_megatron.rank_check",
-    "mindspeed_core.runtime.reports": "mindspeed_core.runtime.metrics",
-    "mindspeed_core.runtime.spared_failures": "mindspeed_megatron.spared_failures",
-    "mindspeed_core.terminal.failure": "mindspeed_megatron.launch.failure",
-    "mindspeed_core.terminal.interrupts": "mindspeed_train.interrupts",
-    "mindspeed_core.terminal.output": "mindspeed_train.output",
-    "mindspeed_core.terminal.quiet": "mindspeed_megatron.quiet",
-    "mindspeed_core.terminal.tables": "mindspeed_megatron.tables",
-    "mindspeed_core.testing": "mindspeed_testing",
-    "mindspeed_core.upstream": "mindspeed_megatron.upstream",
-    "mindspeed_core.upstream.notes": "mindspeed_core.flags.notes",
+_MOVED_INTO = {
+    "mindspeed_core.flags": "upstream.notes",
+    "mindspeed_core.terminal": "cli.feature_names",
+    "mindspeed_megatron": (
+        "backend_contracts cli.doctor cli.migrate_command cli.patches_command formulas hosts instruments "
+        "launch layer_spec linear_layout megatron_adaptor migrate platforms.broken_packages "
+        "platforms.equal_blocks platforms.fake platforms.planned_kernels runtime.earlier_files "
+        "runtime.losses runtime.rank_check runtime.spared_failures terminal.quiet terminal.tables upstream"
+    ),
+    "mindspeed_megatron.devices": (
+        "platforms.accelerator platforms.ascend_generations platforms.cann platforms.cuda platforms.npu "
+        "platforms.torch_npu_calls platforms.torch_npu_uses"
+    ),
+    "mindspeed_megatron.instruments": (
+        "platforms.allocation_history platforms.allocator_bytes platforms.memory"
+    ),
+    "mindspeed_megatron.launch": "terminal.failure",
+    "mindspeed_megatron.upstream": "flags.given megatron.megatron_lm_flags",
+    "mindspeed_testing": "cli.new_command cli.scaffold cli.verify_command",
+    "mindspeed_train": "terminal.interrupts terminal.output",
+    "mindspeed_train.launch": (
+        "launch.commands launch.last_save launch.start launch.supervisor launch.torchx_component"
+    ),
+}
+"""Package: modules and packages below `mindspeed_core` that lie in it now, under their own names."""
+_RENAMED = {
+    "cli.train": "mindspeed_train.program",
+    "cli.train_completion": "mindspeed_train.program_completion",
+    "cli.train_help": "mindspeed_train.program_help",
+    "hosts.standalone": "mindspeed_train",
+    "megatron": "mindspeed_megatron",
+    "resolver.asking": "mindspeed_core.resolver.request",
+    "runtime.reports": "mindspeed_core.runtime.metrics",
+    "terminal.wrapped": "mindspeed_core.terminal.listing",
+    "testing": "mindspeed_testing",
+}
+MOVED: dict[str, str] = {f"mindspeed_core.{old}": new for old, new in _RENAMED.items()} | {
+    f"mindspeed_core.{old}": f"{package}.{old.rpartition('.')[2]}"
+    for package, names in _MOVED_INTO.items()
+    for old in names.split()
 }
 """Earlier name of a module or package: its name now. The longest prefix decides."""
 
@@ -101,12 +87,12 @@ class _Moved:
             raise ModuleNotFoundError(
                 f"{name} belongs to {dist}, which is not installed: pip install {dist}", name=package
             )
-        found = find_spec(new)
-        if found is None:
+        present = find_spec(new)
+        if present is None:
             return None
         loader: Any = self
-        package_here = found.submodule_search_locations is not None
-        spec = ModuleSpec(name, loader, origin=found.origin, is_package=package_here)
+        package_here = present.submodule_search_locations is not None
+        spec = ModuleSpec(name, loader, origin=present.origin, is_package=package_here)
         spec.loader_state = new
         return spec
 
@@ -125,8 +111,8 @@ class _Moved:
         """Return the code of a module, for ``python -m``."""
         from importlib.util import find_spec
 
-        found: Any = find_spec(present_name(name))
-        return found.loader.get_code(found.name)
+        present: Any = find_spec(present_name(name))
+        return present.loader.get_code(present.name)
 
 
 def bridge_moved_modules() -> None:

@@ -8,15 +8,9 @@ not, so that neither torch nor megatron is loaded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.discovery.declaration_checks import (
-    Candidate,
-    check_alone,
-    check_together,
-    identity,
-)
+from mindspeed_core.discovery.declaration_checks import Declared, FeatureRecord
 from mindspeed_core.discovery.entry_points import (
     COMMANDS,
     FEATURES,
@@ -33,11 +27,9 @@ from mindspeed_core.discovery.entry_points import (
 )
 from mindspeed_core.discovery.extensions import Extensions, not_installed
 from mindspeed_core.discovery.host import HostDeclaration
-from mindspeed_core.discovery.slots import CORE_SLOTS
-from mindspeed_core.discovery.stages import Stage, core_stages, wanted_arguments
+from mindspeed_core.discovery.stages import Stage
 from mindspeed_core.errors import UserError
-from mindspeed_core.feature import DeclarationError, ExtensionPoint, Feature, Flag, HookApi, Slot, StageSpecs
-from mindspeed_core.hooks.versions import parsed, refusal
+from mindspeed_core.feature import ExtensionPoint, Flag, Slot, StageSpecs
 from mindspeed_core.platforms.platform import Platform
 
 if TYPE_CHECKING:
@@ -52,30 +44,11 @@ class RegistryError(UserError):
     """A host, platform or extension point that is asked for is not installed or cannot be loaded."""
 
 
-@dataclass(frozen=True)
-class FeatureRecord:
-    """A sound feature and where it comes from.
-
-    Attributes:
-        cls: the declaration.
-        dist: the distribution that ships it.
-        version: its version.
-        entry_point: name of the entry point.
-        hook_api: the version of the hook interface it was written for: what its plugin states, otherwise the
-            oldest that has every stage and argument it uses.
-    """
-
-    cls: type[Feature]
-    dist: str
-    version: str
-    entry_point: str
-    hook_api: str = "1.0"
-
-
 class Registry:
     """Everything installed; immutable apart from hosts, platforms and extensions, which load on first use.
 
     Attributes:
+        installed: the entry points it was read from; None where they are read when they are needed.
         flag_sets: flags of each host that was parsed for, kept by `mindspeed_core.flags.flag_set`.
     """
 
@@ -99,27 +72,22 @@ class Registry:
             commands: entry points of sub-commands, only counted among the distributions.
             installed: where entry points of extensions are looked up; None reads them when they are needed.
         """
-        self._broken: list[BrokenPlugin] = list(broken_sources)
-        self._slots: dict[str, Slot] = {slot.name: slot for slot in CORE_SLOTS}
-        self._stage_specs: list[StageSpecs] = []
-        self._stages: dict[str, Stage] = dict(core_stages())
-        self._points: dict[str, ExtensionPoint] = {}
-        self._installed = installed
+        self._declared = Declared(declared, broken_sources)
+        self._broken = self._declared.broken
+        self._points = self._declared.points
+        self.installed = installed
         self._extensions: dict[str, Extensions] = {}
         self._platforms = _by_name(platforms)
-        self._platform_classes: dict[str, type[Platform]] = {}
+        self._platform_classes = self._declared.platforms
         self._hosts = _by_name(hosts)
-        self._host_declarations: dict[str, HostDeclaration] = {}
+        self._host_declarations = self._declared.hosts
         self._host_flags: dict[str, tuple[Flag, ...]] = {}
         self.flag_sets: dict[str, Any] = {}
-        self._broken_flags: dict[str, BrokenPlugin] = {}
-        self._shared_flags: dict[str, BrokenPlugin] = {}
         self._packages: dict[str, tuple[str, set[str]]] = {}
         for source in (*(s for s, _ in declared), *platforms, *hosts, *commands):
             self._packages.setdefault(source.dist, (source.version, set()))[1].add(source.package)
         for record in broken_sources:
             self._packages.setdefault(record.dist, (record.version, set()))
-        self._features = self._check(self._collect(declared))
 
     @classmethod
     def discover(cls) -> Registry:
@@ -127,11 +95,12 @@ class Registry:
         declared: list[tuple[Source, list[Any]]] = []
         installed = Installed()
         failed = installed.damaged
-        for source in installed.sources(FEATURES):
-            try:
-                declared.append((source, iterate(source.load())))
-            except (Exception, SystemExit) as error:
-                failed.append(broken(source, error))
+        with installed.shared():
+            for source in installed.sources(FEATURES):
+                try:
+                    declared.append((source, iterate(source.load())))
+                except (Exception, SystemExit) as error:
+                    failed.append(broken(source, error))
         return cls(
             declared,
             broken_sources=failed,
@@ -178,12 +147,12 @@ class Registry:
     @property
     def features(self) -> Mapping[str, FeatureRecord]:
         """Every sound feature by name, sorted by family and name."""
-        return self._features
+        return self._declared.features
 
     @property
     def slots(self) -> Mapping[str, Slot]:
         """Every slot of the core and of plugins by name."""
-        return self._slots
+        return self._declared.slots
 
     @property
     def broken(self) -> tuple[BrokenPlugin, ...]:
@@ -193,21 +162,21 @@ class Registry:
     @property
     def broken_flags(self) -> Mapping[str, BrokenPlugin]:
         """Option strings of broken features, as far as they are known."""
-        return self._broken_flags
+        return self._declared.broken_flags
 
     @property
     def shared_with_broken(self) -> Mapping[str, BrokenPlugin]:
         """Option strings of sound features that a broken feature declares too."""
-        return self._shared_flags
+        return self._declared.shared_flags
 
     @property
     def stages(self) -> Mapping[str, Stage]:
         """Every stage of the core and of plugins by name."""
-        return self._stages
+        return self._declared.stages
 
     def stage_specs(self) -> tuple[StageSpecs, ...]:
         """Hook specifications that plugins publish."""
-        return tuple(self._stage_specs)
+        return tuple(self._declared.stage_specs)
 
     def extension_points(self) -> Mapping[str, ExtensionPoint]:
         """The extension points of plugins by name."""
@@ -238,7 +207,7 @@ class Registry:
         if name not in self._points:
             raise RegistryError(not_installed("extension point", name, self._points))
         if name not in self._extensions:
-            self._extensions[name] = Extensions(self._points[name], self._installed)
+            self._extensions[name] = Extensions(self._points[name], self.installed)
         return self._extensions[name]
 
     def platform_names(self) -> tuple[str, ...]:
@@ -342,10 +311,10 @@ class Registry:
         kinds = self.platform(plan.platform).kinds()
         return tuple(load_object(declared)(args, claimed, kinds))
 
-    def _load_one(self, kind: str, name: str, found: Mapping[str, list[Source]]) -> Any:
-        claimed = found.get(name)
+    def _load_one(self, kind: str, name: str, sources: Mapping[str, list[Source]]) -> Any:
+        claimed = sources.get(name)
         if not claimed:
-            raise RegistryError(not_installed(kind, name, found))
+            raise RegistryError(not_installed(kind, name, sources))
         if len(claimed) > 1:
             owners = " and ".join(f"{s.dist} {s.version}" for s in claimed)
             raise RegistryError(f"{kind} {name!r} is shipped by {owners}; pip uninstall one of them")
@@ -365,108 +334,9 @@ class Registry:
         """Top-level import packages of every distribution that has an entry point of ours."""
         return {dist: tuple(sorted(names)) for dist, (_, names) in sorted(self._packages.items())}
 
-    def _collect(self, declared: Sequence[tuple[Source, Sequence[Any]]]) -> list[Candidate]:
-        """Sort declarations by kind; features that are unsound by themselves are out already."""
-        candidates: list[Candidate] = []
-        for source, declarations in declared:
-            stated = self._stated_version(source, declarations)
-            if stated is None:
-                continue
-            for item in declarations:
-                if isinstance(item, HookApi):
-                    continue
-                if isinstance(item, Slot):
-                    self._slots.setdefault(item.name, item)
-                elif isinstance(item, StageSpecs):
-                    self._stage_specs.append(item)
-                    for stage in item.stages:
-                        self._stages.setdefault(stage, Stage(stage, None, stage not in item.collecting))
-                elif isinstance(item, ExtensionPoint):
-                    self._add_point(source, item)
-                elif isinstance(item, HostDeclaration):
-                    self._host_declarations.setdefault(item.name, item)
-                elif isinstance(item, type) and issubclass(item, Platform):
-                    self._platform_classes.setdefault(item.name, item)
-                else:
-                    problems = check_alone(item)
-                    if problems:
-                        self._break(source, item, "; ".join(problems))
-                    else:
-                        candidates.append(Candidate(item, source, stated))
-        return candidates
 
-    def _stated_version(self, source: Source, declarations: Sequence[Any]) -> str | None:
-        """The hook interface that a plugin states, empty for none; None, and broken, when it is not ours."""
-        stated = {item.version for item in declarations if isinstance(item, HookApi)}
-        if not stated:
-            return ""
-        try:
-            version = max(stated, key=parsed)
-            refused = refusal(version)
-        except DeclarationError as error:
-            refused, version = (str(error), ""), ""
-        if refused is None:
-            return version
-        why, remedy = refused
-        flags = [flag for item in declarations for flag in identity(item)[1]]
-        options = tuple(dict.fromkeys(option for flag in flags for option in flag.options))
-        record = replace(broken(source, why, remedy=remedy), flags=options)
-        self._broken.append(record)
-        for option in options:
-            self._broken_flags.setdefault(option, record)
-        return None
-
-    def _add_point(self, source: Source, point: ExtensionPoint) -> None:
-        other = self._points.get(point.name)
-        if other is not None and other != point:
-            error = f"extension point {point.name!r} is already declared elsewhere"
-            self._broken.append(broken(source, error))
-            return
-        self._points[point.name] = point
-
-    def _break(self, source: Source, item: Any, error: str) -> None:
-        name, flags = identity(item)
-        remedy = (
-            f"pip install --upgrade {source.dist}, or report it to its authors; "
-            "the other features of this installation work"
-        )
-        options = tuple(option for flag in flags for option in flag.options)
-        record = replace(broken(source, error, feature=name, remedy=remedy), flags=options)
-        self._broken.append(record)
-        for option in options:
-            self._broken_flags.setdefault(option, record)
-
-    def _check(self, candidates: list[Candidate]) -> dict[str, FeatureRecord]:
-        """Check features against slots, stages and each other; keep the sound ones."""
-        check_together(candidates, self._slots, self._stages)
-        sound: dict[str, FeatureRecord] = {}
-        for candidate in sorted(candidates, key=lambda c: (c.cls.family, c.cls.name, c.source.dist)):
-            if candidate.faults:
-                self._break(candidate.source, candidate.cls, "; ".join(candidate.faults))
-            else:
-                sound[candidate.cls.name] = self._record(candidate)
-        taken = {option for record in sound.values() for f in record.cls.flags for option in f.options}
-        for option in sorted(taken & set(self._broken_flags)):
-            self._shared_flags[option] = self._broken_flags.pop(option)
-        return sound
-
-    def _record(self, candidate: Candidate) -> FeatureRecord:
-        source = candidate.source
-        used = [
-            self._stages[name].needed(wanted_arguments(function))
-            for name, function in candidate.cls.hooks().items()
-        ]
-        return FeatureRecord(
-            candidate.cls,
-            source.dist,
-            source.version,
-            source.name,
-            hook_api=candidate.stated or max(used, key=parsed, default="1.0"),
-        )
-
-
-def _by_name(found: Sequence[Source]) -> dict[str, list[Source]]:
+def _by_name(sources: Sequence[Source]) -> dict[str, list[Source]]:
     named: dict[str, list[Source]] = {}
-    for source in found:
+    for source in sources:
         named.setdefault(source.name, []).append(source)
     return named

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindspeed_core.discovery.entry_points import COMMANDS, Installed, Source, broken, sources
+from mindspeed_core.discovery.entry_points import COMMANDS, Installed, Source, broken
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.errors import UserError
 
@@ -60,11 +60,11 @@ def added_commands(
         own: names of the program itself, which nobody else gets.
         installed: entry points that were read already; by default they are read now.
     """
-    found: dict[str, list[Source]] = {}
-    for source in sources(group) if installed is None else installed.sources(group):
+    claims: dict[str, list[Source]] = {}
+    for source in (installed or Installed()).sources(group):
         if source.name not in own:
-            found.setdefault(source.name, []).append(source)
-    return found
+            claims.setdefault(source.name, []).append(source)
+    return claims
 
 
 def origin(claims: Sequence[Source]) -> str:
@@ -82,8 +82,8 @@ def load_added(name: str, claims: Sequence[Source]) -> click.Command:
         raise UserError(f"sub-command {name!r} is claimed by {origin(claims)}; uninstall one of them")
     source = claims[0]
     try:
-        found = source.load()
-        if not isinstance(found, click.Command):
+        command = source.load()
+        if not isinstance(command, click.Command):
             raise TypeError(f"{source.value} is no click command")
     except (Exception, SystemExit) as error:
         record = broken(source, error)
@@ -91,7 +91,7 @@ def load_added(name: str, claims: Sequence[Source]) -> click.Command:
             f"sub-command {name!r} of {origin(claims)} cannot be loaded: {record.error}\n"
             f"    -> {record.remedy}"
         ) from error
-    return found
+    return command
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:

@@ -36,9 +36,9 @@ def completion_script(asked: click.Command, name: str, variable: str, shell: str
     """
     from click.shell_completion import get_completion_class
 
-    found = get_completion_class(shell)
-    if found is None:
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
         raise click.ClickException(f"click knows no completion for {shell}")
     # source() would ask the local shell for its version, and fail where that shell is not installed.
-    complete = found(asked, {}, name, variable)
+    complete = completion_class(asked, {}, name, variable)
     return complete.source_template % complete.source_vars()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.resolver.index import kinds_of
+from mindspeed_core.platforms.selection import choose_platform, kinds_of
 from mindspeed_core.resolver.requirements import unmet
 
 if TYPE_CHECKING:
@@ -78,8 +78,6 @@ def platform_here(registry: Registry, requested: str | None) -> str:
     Raises:
         UserError: the requested platform cannot be used.
     """
-    from mindspeed_core.platforms.selection import choose_platform
-
     try:
         return choose_platform(requested or "auto", registry)[0]
     except UserError:

@@ -10,7 +10,7 @@ import click
 from mindspeed_core.feature import Feature
 from mindspeed_core.terminal.feature_names import find_feature
 from mindspeed_core.terminal.foreign_text import emit
-from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_rows
+from mindspeed_core.terminal.listing import Cell, columns, print_heading, print_hint, print_rows, say
 from mindspeed_core.terminal.training_flags import (
     UNPROCESSED_FLAGS,
     host_option,
@@ -18,7 +18,6 @@ from mindspeed_core.terminal.training_flags import (
     platform_option,
     training_flags,
 )
-from mindspeed_core.terminal.wrapped import columns, say
 
 
 @dataclass(frozen=True)

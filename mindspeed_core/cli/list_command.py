@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindspeed_core.cli.feature_states import STATE_STYLES, FeatureState, feature_state, platform_here
-from mindspeed_core.discovery.entry_points import COMMANDS, TRAIN_COMMANDS, Installed
+from mindspeed_core.discovery.entry_points import COMMANDS, TRAIN_COMMANDS
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS, traceback_wanted
 from mindspeed_core.terminal.foreign_text import emit
-from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_rows
+from mindspeed_core.terminal.listing import Cell, columns, print_heading, print_hint, print_rows, say, width
 from mindspeed_core.terminal.training_flags import platform_option
-from mindspeed_core.terminal.wrapped import columns, say, width
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import FeatureRecord, Registry
@@ -250,13 +249,12 @@ def _commands(registry: Registry) -> list[dict[str, str]]:
     from mindspeed_core.cli import features
     from mindspeed_core.cli.commands import TRAIN_PROGRAM, added_commands, origin, train_words
 
-    found = []
-    installed = Installed()
+    rows = []
     for program, group, own in (
         (features.PROGRAM, COMMANDS, {*features.COMMANDS}),
         (TRAIN_PROGRAM, TRAIN_COMMANDS, train_words(registry)),
     ):
-        for name, claims in sorted(added_commands(group, installed=installed).items()):
+        for name, claims in sorted(added_commands(group, installed=registry.installed).items()):
             if program == features.PROGRAM:
                 claims = [claim for claim in claims if features.COMMANDS.get(name, ("",))[0] != claim.dist]
                 if not claims:
@@ -264,8 +262,8 @@ def _commands(registry: Registry) -> list[dict[str, str]]:
             trouble = "never runs: the program has one of that name" if name in own else ""
             if not trouble and len(claims) > 1:
                 trouble = "never runs: claimed twice"
-            found.append({"program": program, "name": name, "package": origin(claims), "trouble": trouble})
-    return found
+            rows.append({"program": program, "name": name, "package": origin(claims), "trouble": trouble})
+    return rows
 
 
 def _print_broken(registry: Registry, *, complain: bool) -> None:

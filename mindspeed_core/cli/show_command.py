@@ -12,6 +12,7 @@ from mindspeed_core.discovery.installed import package_file
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Requirement, Scenario
 from mindspeed_core.flags.help import placeholder
+from mindspeed_core.resolver.request import condition_text
 from mindspeed_core.terminal.feature_names import complete_features, find_feature
 from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.listing import (
@@ -21,9 +22,9 @@ from mindspeed_core.terminal.listing import (
     print_labelled,
     print_rows,
     print_section,
+    say,
 )
 from mindspeed_core.terminal.training_flags import platform_option
-from mindspeed_core.terminal.wrapped import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -187,12 +188,6 @@ def _slots(registry: Registry, feature: type[Feature]) -> list[str]:
     return lines
 
 
-def _value(equals: object, one_of: tuple[object, ...]) -> str:
-    if one_of:
-        return f" one of {', '.join(map(str, one_of))}"
-    return "" if equals is None else f" {equals}"
-
-
 def _because(reason: str) -> str:
     return f": {reason}" if reason else ""
 
@@ -201,7 +196,7 @@ def _requirement(requirement: Requirement) -> str:
     if requirement.any_of:
         condition = " or ".join(requirement.any_of)
     elif requirement.flag:
-        condition = requirement.flag + _value(requirement.equals, requirement.one_of)
+        condition = condition_text(requirement)
     else:
         condition = requirement.feature + (" (switched on with it)" if requirement.implies else "")
     return condition + _because(requirement.reason)
@@ -210,17 +205,17 @@ def _requirement(requirement: Requirement) -> str:
 def _conflicts(registry: Registry, record: FeatureRecord) -> list[Conflict]:
     """List its own conflicts, and those that other features declare with it."""
     name = record.cls.name
-    found = list(record.cls.conflicts)
-    own = {conflict.feature for conflict in found}
+    conflicts = list(record.cls.conflicts)
+    own = {conflict.feature for conflict in conflicts}
     for other in registry.features.values():
         for conflict in other.cls.conflicts:
             if conflict.feature == name and other.cls.name not in own:
-                found.append(Conflict(feature=other.cls.name, reason=conflict.reason))
-    return found
+                conflicts.append(Conflict(feature=other.cls.name, reason=conflict.reason))
+    return conflicts
 
 
 def _conflict(conflict: Conflict) -> str:
-    condition = conflict.feature or conflict.flag + _value(conflict.equals, conflict.one_of)
+    condition = conflict.feature or condition_text(conflict)
     return condition + _because(conflict.reason)
 
 

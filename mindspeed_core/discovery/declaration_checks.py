@@ -1,6 +1,6 @@
-"""Checks of features against each other and against what is installed: names, flags, slots, stages, order.
+"""Declarations of installed packages by kind, and checks of features against each other and the rest.
 
-Every check adds sentences to the faults of the candidates it concerns; the registry keeps those without.
+Every check adds sentences to the faults of the candidates it concerns; those without are kept.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mindspeed_core.discovery.entry_points import Source, describe
+from mindspeed_core.discovery.entry_points import BrokenPlugin, Source, broken, describe
 from mindspeed_core.discovery.feature_checks import check_feature
+from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.discovery.order import (
     cycles,
     required_order,
@@ -20,11 +21,14 @@ from mindspeed_core.discovery.order import (
     who_states,
     without_overruled,
 )
-from mindspeed_core.discovery.stages import Stage, wanted_arguments
-from mindspeed_core.errors import guess
-from mindspeed_core.feature import Feature, Flag, Slot
+from mindspeed_core.discovery.slots import CORE_SLOTS
+from mindspeed_core.discovery.stages import Stage, core_stages, wanted_arguments
+from mindspeed_core.errors import DeclarationError, guess
+from mindspeed_core.feature import ExtensionPoint, Feature, Flag, HookApi, Slot, StageSpecs
 from mindspeed_core.flags.announced import feature_owners, flag_owners
 from mindspeed_core.flags.core import CORE_FLAGS
+from mindspeed_core.hooks.versions import parsed, refusal
+from mindspeed_core.platforms.platform import Platform
 
 HELP_OPTIONS = ("--help", "--help-flag")
 
@@ -44,6 +48,157 @@ class Candidate:
     source: Source
     stated: str = ""
     faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FeatureRecord:
+    """A sound feature and where it comes from.
+
+    Attributes:
+        cls: the declaration.
+        dist: the distribution that ships it.
+        version: its version.
+        entry_point: name of the entry point.
+        hook_api: the version of the hook interface it was written for: what its plugin states, otherwise the
+            oldest that has every stage and argument it uses.
+    """
+
+    cls: type[Feature]
+    dist: str
+    version: str
+    entry_point: str
+    hook_api: str = "1.0"
+
+
+class Declared:
+    """Declarations of all installed packages by kind, the unsound ones apart.
+
+    Attributes:
+        features: every sound feature by name, sorted by family and name.
+        slots: of the core and of plugins, by name.
+        stages: likewise.
+        stage_specs: hook specifications that plugins publish.
+        points: extension points by name.
+        platforms: classes that are declared, and no entry points of their own.
+        hosts: likewise.
+        broken: what cannot be used.
+        broken_flags: option strings of broken features.
+        shared_flags: option strings of sound features that a broken one declares too.
+    """
+
+    def __init__(
+        self, declared: Sequence[tuple[Source, Sequence[Any]]], broken_sources: Sequence[BrokenPlugin]
+    ) -> None:
+        """Sort declarations and check features; ``broken_sources`` could not be loaded."""
+        self.broken: list[BrokenPlugin] = list(broken_sources)
+        self.slots: dict[str, Slot] = {slot.name: slot for slot in CORE_SLOTS}
+        self.stage_specs: list[StageSpecs] = []
+        self.stages: dict[str, Stage] = dict(core_stages())
+        self.points: dict[str, ExtensionPoint] = {}
+        self.platforms: dict[str, type[Platform]] = {}
+        self.hosts: dict[str, HostDeclaration] = {}
+        self.broken_flags: dict[str, BrokenPlugin] = {}
+        self.shared_flags: dict[str, BrokenPlugin] = {}
+        self.features = self._check(self._collect(declared))
+
+    def _collect(self, declared: Sequence[tuple[Source, Sequence[Any]]]) -> list[Candidate]:
+        """Sort declarations by kind; features that are unsound by themselves are out already."""
+        candidates: list[Candidate] = []
+        for source, declarations in declared:
+            stated = self._stated_version(source, declarations)
+            if stated is None:
+                continue
+            for item in declarations:
+                if isinstance(item, HookApi):
+                    continue
+                if isinstance(item, Slot):
+                    self.slots.setdefault(item.name, item)
+                elif isinstance(item, StageSpecs):
+                    self.stage_specs.append(item)
+                    for stage in item.stages:
+                        self.stages.setdefault(stage, Stage(stage, None, stage not in item.collecting))
+                elif isinstance(item, ExtensionPoint):
+                    self._add_point(source, item)
+                elif isinstance(item, HostDeclaration):
+                    self.hosts.setdefault(item.name, item)
+                elif isinstance(item, type) and issubclass(item, Platform):
+                    self.platforms.setdefault(item.name, item)
+                else:
+                    problems = check_alone(item)
+                    if problems:
+                        self._break(source, item, "; ".join(problems))
+                    else:
+                        candidates.append(Candidate(item, source, stated))
+        return candidates
+
+    def _stated_version(self, source: Source, declarations: Sequence[Any]) -> str | None:
+        """The hook interface that a plugin states, empty for none; None, and broken, when it is not ours."""
+        stated = {item.version for item in declarations if isinstance(item, HookApi)}
+        if not stated:
+            return ""
+        try:
+            version = max(stated, key=parsed)
+            refused = refusal(version)
+        except DeclarationError as error:
+            refused, version = (str(error), ""), ""
+        if refused is None:
+            return version
+        why, remedy = refused
+        flags = [flag for item in declarations for flag in identity(item)[1]]
+        options = tuple(dict.fromkeys(option for flag in flags for option in flag.options))
+        record = replace(broken(source, why, remedy=remedy), flags=options)
+        self.broken.append(record)
+        for option in options:
+            self.broken_flags.setdefault(option, record)
+        return None
+
+    def _add_point(self, source: Source, point: ExtensionPoint) -> None:
+        other = self.points.get(point.name)
+        if other is not None and other != point:
+            error = f"extension point {point.name!r} is already declared elsewhere"
+            self.broken.append(broken(source, error))
+            return
+        self.points[point.name] = point
+
+    def _break(self, source: Source, item: Any, error: str) -> None:
+        name, flags = identity(item)
+        remedy = (
+            f"pip install --upgrade {source.dist}, or report it to its authors; "
+            "the other features of this installation work"
+        )
+        options = tuple(option for flag in flags for option in flag.options)
+        record = replace(broken(source, error, feature=name, remedy=remedy), flags=options)
+        self.broken.append(record)
+        for option in options:
+            self.broken_flags.setdefault(option, record)
+
+    def _check(self, candidates: list[Candidate]) -> dict[str, FeatureRecord]:
+        """Check features against slots, stages and each other; keep the sound ones."""
+        check_together(candidates, self.slots, self.stages)
+        sound: dict[str, FeatureRecord] = {}
+        for candidate in sorted(candidates, key=lambda c: (c.cls.family, c.cls.name, c.source.dist)):
+            if candidate.faults:
+                self._break(candidate.source, candidate.cls, "; ".join(candidate.faults))
+            else:
+                sound[candidate.cls.name] = self._record(candidate)
+        taken = {option for record in sound.values() for f in record.cls.flags for option in f.options}
+        for option in sorted(taken & set(self.broken_flags)):
+            self.shared_flags[option] = self.broken_flags.pop(option)
+        return sound
+
+    def _record(self, candidate: Candidate) -> FeatureRecord:
+        source = candidate.source
+        used = [
+            self.stages[name].needed(wanted_arguments(function))
+            for name, function in candidate.cls.hooks().items()
+        ]
+        return FeatureRecord(
+            candidate.cls,
+            source.dist,
+            source.version,
+            source.name,
+            hook_api=candidate.stated or max(used, key=parsed, default="1.0"),
+        )
 
 
 def check_together(
@@ -195,18 +350,18 @@ def _check_order(candidates: Sequence[Candidate]) -> None:
 def _order_faults(features: Mapping[str, type[Feature]]) -> list[tuple[tuple[str, ...], str]]:
     """Return cycles with a sentence each: of what is stated, otherwise of what remains with requirements."""
     stated = stated_order(features)
-    found = []
+    faults = []
     for cycle in cycles({name: sorted(others) for name, others in stated.items()}):
         # Each member of a cycle comes behind the following one.
         links = [
             f"{first} comes before {second} (says {who_states(first, second, features)})"
             for second, first in zip(cycle, (*cycle[1:], cycle[0]))
         ]
-        found.append((cycle, f"its place in the plan contradicts itself: {', '.join(links)}"))
-    if found:
-        return found
+        faults.append((cycle, f"its place in the plan contradicts itself: {', '.join(links)}"))
+    if faults:
+        return faults
     required = without_overruled(required_order(features, choices=False), stated)
     for cycle in cycles({name: sorted(required[name] | stated[name]) for name in features}):
         text = " -> ".join((*cycle, cycle[0]))
-        found.append((cycle, f"its requires, after and before form a cycle: {text}"))
-    return found
+        faults.append((cycle, f"its requires, after and before form a cycle: {text}"))
+    return faults

@@ -6,13 +6,15 @@ wrong kind, metadata that cannot be read) becomes one `BrokenPlugin` record here
 
 from __future__ import annotations
 
+import gc
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions, entry_points
 from pathlib import PurePath
-from typing import Any
+from typing import Any, ClassVar
 
 FEATURES = "mindspeed.features"
 PLATFORMS = "mindspeed.platforms"
@@ -88,15 +90,33 @@ class Installed:
         damaged: distributions whose list of entry points cannot be read; usually none.
     """
 
+    _shared: ClassVar[Any] = None
+
     def __init__(self) -> None:
         """Read the files of all distributions; import nothing."""
         self.damaged: list[BrokenPlugin] = []
         self._names: dict[int, tuple[str, str]] = {}
         try:
-            self._entries: Any = entry_points()
+            self._entries: Any = entry_points() if Installed._shared is None else Installed._shared
         except Exception:
             # One unreadable file fails the whole query: ask distribution by distribution to find whose it is.
             self._entries = self._one_by_one()
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Let declarations that look up entry points while they are loaded use these, and read none anew.
+
+        No garbage is collected meanwhile: what they make stays, and the search through it takes its time.
+        """
+        before, Installed._shared = Installed._shared, self._entries
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            Installed._shared = before
+            if collects:
+                gc.enable()
 
     def sources(self, *groups: str) -> list[Source]:
         """Return the entry points of groups, sorted by name and distribution."""
@@ -114,7 +134,7 @@ class Installed:
         return self._names[key]
 
     def _one_by_one(self) -> EntryPoints:
-        found: list[EntryPoint] = []
+        entries: list[EntryPoint] = []
         seen: set[str] = set()
         for distribution in distributions():
             name = _name(distribution)
@@ -122,7 +142,7 @@ class Installed:
                 continue
             seen.add(name)
             try:
-                found += distribution.entry_points
+                entries += distribution.entry_points
             except Exception as error:
                 self.damaged.append(
                     BrokenPlugin(
@@ -134,12 +154,7 @@ class Installed:
                         remedy=f"pip install --force-reinstall {name}",
                     )
                 )
-        return EntryPoints(found)
-
-
-def sources(*groups: str) -> list[Source]:
-    """Return the entry points of groups as they are installed now; see `Installed.sources`."""
-    return Installed().sources(*groups)
+        return EntryPoints(entries)
 
 
 def _name(distribution: Distribution) -> str:
@@ -152,7 +167,14 @@ def _name(distribution: Distribution) -> str:
 def _distribution(entry: EntryPoint) -> tuple[str, str]:
     try:
         assert entry.dist is not None
-        return str(entry.dist.name), str(entry.dist.version)
+        fields: dict[str, str] = {}
+        # importlib.metadata would parse the whole description as an e-mail, for each of the two.
+        for line in (entry.dist.read_text("METADATA") or entry.dist.read_text("PKG-INFO") or "").splitlines():
+            if not line:
+                break
+            name, _, value = line.partition(":")
+            fields.setdefault(name, value.strip())
+        return fields["Name"], fields["Version"]
     except Exception:
         # Damaged metadata: the entry point may still load, and is listed under its own name.
         return entry.value.partition(":")[0].partition(".")[0].replace("_", "-"), "unknown"
@@ -199,8 +221,8 @@ def describe(error: BaseException, package: str = "") -> str:
     where = ""
     for frame in traceback.extract_tb(error.__traceback__):
         path = PurePath(frame.filename)
-        found = next((part for part in (package, f"{package}.py") if package and part in path.parts), "")
-        if found:
-            inside = path.parts[path.parts.index(found) :]
+        matched = next((part for part in (package, f"{package}.py") if package and part in path.parts), "")
+        if matched:
+            inside = path.parts[path.parts.index(matched) :]
             where = f" ({'/'.join(inside)}:{frame.lineno})"
     return f"{type(error).__name__}: {message[:_MESSAGE]}{where}"

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from pkgutil import resolve_name
 from typing import Any
 
-from mindspeed_core.discovery.entry_points import BrokenPlugin, Installed, Source, broken
+from mindspeed_core.discovery.entry_points import BrokenPlugin, Installed, Source, broken, load_object
 from mindspeed_core.errors import UserError, guess
 from mindspeed_core.feature import ExtensionPoint
 
@@ -83,7 +82,7 @@ class Extensions:
             try:
                 extension = claimed[0].load()
                 if self.point.check:
-                    resolve_name(self.point.check)(extension)
+                    load_object(self.point.check)(extension)
             except (Exception, SystemExit) as error:
                 failure = error
             else:

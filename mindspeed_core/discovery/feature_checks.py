@@ -70,6 +70,8 @@ def check_feature(feature: Any) -> list[str]:
         ("modes", str),
     ):
         value = getattr(feature, attribute)
+        if value is getattr(Feature, attribute):
+            continue
         if isinstance(value, str) or not isinstance(value, Sequence):
             problems.append(f"{attribute} is not a sequence of {kind.__name__}")
             continue

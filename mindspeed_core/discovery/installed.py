@@ -40,8 +40,8 @@ def package_places(package: str) -> list[Path]:
 def package_file(reference: str) -> Path | None:
     """Return the file that ``"package:relative/path"`` names; None where the package does not have it."""
     package, _, relative = reference.partition(":")
-    found = (place / relative for place in package_places(package))
-    return next((path for path in found if path.is_file()), None)
+    candidates = (place / relative for place in package_places(package))
+    return next((path for path in candidates if path.is_file()), None)
 
 
 @lru_cache(maxsize=1024)

@@ -52,12 +52,18 @@ class Stage:
 
 
 @cache
-def core_stages() -> Mapping[str, Stage]:
-    """Return the stages of `mindspeed_core.hooks` by name."""
+def core_specifications() -> Mapping[str, Callable[..., Any]]:
+    """Return the functions of `mindspeed_core.hooks` that are marked with ``hookspec``, by name."""
     from mindspeed_core.hooks import STAGE_MODULES
 
     functions = [function for name in STAGE_MODULES for function in vars(import_module(name)).values()]
-    return {f.__name__: Stage.of(f) for f in functions if hasattr(f, PROJECT + "_spec")}
+    return {f.__name__: f for f in functions if hasattr(f, PROJECT + "_spec")}
+
+
+@cache
+def core_stages() -> Mapping[str, Stage]:
+    """Return the stages of `mindspeed_core.hooks` by name."""
+    return {name: Stage.of(function) for name, function in core_specifications().items()}
 
 
 def wanted_arguments(function: Callable[..., Any]) -> list[str]:

@@ -9,37 +9,21 @@ formats ``--help``.
 from __future__ import annotations
 
 import re
-import shlex
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.discovery.entry_points import describe
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.parts import part_if_installed
 from mindspeed_core.feature import Flag
 from mindspeed_core.flags.core import CORE_FLAGS, CORE_OWNER, IGNORE_UNKNOWN
 from mindspeed_core.flags.entries import Adoption, FlagEntry, Given, ParsedArguments
-from mindspeed_core.flags.help import help_text, placeholder
 from mindspeed_core.flags.notes import FlagNote
 from mindspeed_core.flags.presets import DEFAULT, apply_adopted_defaults, apply_presets
-from mindspeed_core.flags.unknown import NO_SUCH_FLAG, bad_choice, unknown_flag
-from mindspeed_core.flags.values import (
-    SHOWN,
-    RefusedValue,
-    arity,
-    bad_value,
-    kind_of_flag,
-    least_values,
-    most_values,
-    shown_option,
-    shown_value,
-    truth_of,
-    type_name,
-    typed,
-    way_out,
-)
+from mindspeed_core.flags.reading import Reading
+from mindspeed_core.flags.unknown import NO_SUCH_FLAG, unknown_flag
+from mindspeed_core.flags.values import arity, kind_of_flag, most_values, shown_option, shown_value
 from mindspeed_core.resolver.plan import Problem
 
 if TYPE_CHECKING:
@@ -47,15 +31,6 @@ if TYPE_CHECKING:
 
 _IGNORED = "nobody knows it, and --ignore-unknown-args is given"
 _NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
-
-
-@dataclass
-class _Reading:
-    """The values read so far: destination to value and source, and the problems found."""
-
-    given: dict[str, tuple[Any, str]] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[FlagNote] = field(default_factory=list)
 
 
 class FlagSet:
@@ -174,7 +149,7 @@ class FlagSet:
 
     def parse(self, argv: Sequence[str]) -> ParsedArguments:
         """Parse a command line without the program's name; never exits and never raises."""
-        reading = _Reading()
+        reading = Reading(self._registry)
         given, wants_help = self._split(argv, reading)
         read = self._read(given, reading)
         ignored = [one for one in read if one.option not in self._by_option and self._ignores(one, read)]
@@ -182,7 +157,7 @@ class FlagSet:
         for one in read:
             entry = self._by_option.get(one.option)
             if entry is not None:
-                self._take(entry, one.option, [str(value) for value in one.values], one.inline, reading)
+                reading.take(entry, one.option, [str(value) for value in one.values], one.inline)
             elif one not in ignored:
                 reading.problems.append(self.unknown(one.option))
         kept = [one for one in read if one not in ignored]
@@ -191,9 +166,9 @@ class FlagSet:
 
     def given(self, argv: Sequence[str]) -> list[Given]:
         """Return the flags of a command line with the words behind each, before anybody judges them."""
-        return self._split(argv, _Reading())[0]
+        return self._split(argv, Reading(self._registry))[0]
 
-    def _split(self, argv: Sequence[str], reading: _Reading) -> tuple[list[Given], bool]:
+    def _split(self, argv: Sequence[str], reading: Reading) -> tuple[list[Given], bool]:
         """Return the flags of a command line with the words behind each, and whether help is wanted."""
         tokens = [str(token) for token in argv]
         given: list[Given] = []
@@ -222,18 +197,18 @@ class FlagSet:
                     values.append(tokens[position])
                     position += 1
             given.append(Given(option, tuple(values), bool(equals)))
-        reading.problems += [self._stray(option, found) for option, found in _grouped(stray)]
+        reading.problems += [self._stray(option, words) for option, words in _grouped(stray)]
         return given, wants_help
 
-    def _read(self, given: Sequence[Given], reading: _Reading) -> list[Given]:
+    def _read(self, given: Sequence[Given], reading: Reading) -> list[Given]:
         """Return the flags to take: translated from other spellings, without those that change nothing."""
         read = part_if_installed("read_upstream_flags")
         if read is None:
             return list(given)
-        found = read(given, self.__contains__, self._accepts, self._is_broken)
-        reading.notes += found.notes
-        reading.problems += found.problems
-        return found.given
+        translated = read(given, self.__contains__, self._accepts, self._is_broken)
+        reading.notes += translated.notes
+        reading.problems += translated.problems
+        return translated.given
 
     def _accepts(self, option: str, words: Sequence[str]) -> bool:
         """Return whether a declared flag with choices has all of these among them."""
@@ -244,7 +219,7 @@ class FlagSet:
         return self._registry is not None and option in self._registry.broken_flags
 
     def _ignores(self, one: Given, read: Sequence[Given]) -> bool:
-        """Return whether an unknown flag is to be ignored: asked for, and no flag that means something."""
+        """Return whether to ignore an unknown flag: the user asked for it, and no package knows the flag."""
         wanted = any(other.option == IGNORE_UNKNOWN for other in read)
         return wanted and self.unknown(one.option).reason == NO_SUCH_FLAG
 
@@ -264,7 +239,7 @@ class FlagSet:
         Keys are option strings with or without dashes, or destinations; values have the flag's type or are
         the text one would type. ``None`` means not given, ``True`` for a switch means given.
         """
-        reading = _Reading()
+        reading = Reading(self._registry)
         by_dest = {entry.flag.dest: entry for entry in reversed(self._entries)}
         given: list[Given] = []
         for key, value in values.items():
@@ -278,10 +253,10 @@ class FlagSet:
             if entry is None:
                 reading.problems.append(self.unknown(one.option))
             elif not one.named:
-                self._take(entry, one.option, [str(value) for value in one.values], False, reading)
+                reading.take(entry, one.option, [str(value) for value in one.values], False)
             elif one.values[0] is not None:
                 named = one.option if declared is not None else entry.flag.name
-                self._take_value(entry, named, one.values[0], declared is not None, reading)
+                reading.take_value(entry, named, one.values[0], declared is not None)
         return self._finish(reading, False)
 
     def parse_namespace(self, namespace: Namespace) -> ParsedArguments:
@@ -289,7 +264,7 @@ class FlagSet:
 
         A value that equals the default counts as not given.
         """
-        reading = _Reading()
+        reading = Reading(self._registry)
         done: set[str] = set()
         for entry in self._entries:
             dest = entry.flag.dest
@@ -298,106 +273,10 @@ class FlagSet:
             done.add(dest)
             value = getattr(namespace, dest, None)
             if value is not None and _differ(value, self._defaults[dest]):
-                self._take_value(entry, entry.flag.name, value, False, reading)
+                reading.take_value(entry, entry.flag.name, value, False)
         return self._finish(reading, False)
 
-    def _take(
-        self, entry: FlagEntry, option: str, values: list[str], inline: bool, reading: _Reading
-    ) -> None:
-        """Record the values typed after an option, or what is wrong with them."""
-        flag = entry.flag
-        if flag.is_switch:
-            if inline:
-                reading.problems.append(
-                    bad_value(
-                        option, values[0], "the flag is a switch and takes no value", way_out(flag, option)
-                    )
-                )
-            else:
-                reading.given[flag.dest] = (not flag.inverts, f"flag {option}")
-            return
-        least, most = least_values(flag), most_values(flag)
-        if len(values) < least or (most is not None and len(values) > most):
-            wanted = arity(flag)
-            shown = f"got {len(values)}" if values else "got none"
-            remedy = f"write {option} {placeholder(flag)}; a value that begins with -- needs {option}=VALUE"
-            reading.problems.append(Problem("E-FLAG-VALUE", f"takes {wanted}, {shown}", remedy, flag=option))
-            return
-        self._convert(entry, option, values, reading)
-
-    def _take_value(
-        self, entry: FlagEntry, option: str, value: Any, as_switch: bool, reading: _Reading
-    ) -> None:
-        """Record a Python value given for a flag, or what is wrong with it."""
-        flag = entry.flag
-        if flag.is_switch:
-            truth = truth_of(value)
-            if truth is None:
-                reading.problems.append(
-                    bad_value(option, value, "the flag is a switch: True or False", "give one of them")
-                )
-            else:
-                reading.given[flag.dest] = (truth != (bool(flag.inverts) and as_switch), f"flag {option}")
-            return
-        if flag.nargs is None or flag.nargs == "?":
-            values = [value]
-        elif isinstance(value, str):
-            try:
-                values = shlex.split(value)
-            except ValueError as error:
-                reading.problems.append(bad_value(option, value, str(error), "close the quote"))
-                return
-        elif isinstance(value, Iterable):
-            values = list(value)
-        else:
-            values = [value]
-        most = most_values(flag)
-        if len(values) < least_values(flag) or (most is not None and len(values) > most):
-            reading.problems.append(bad_value(option, value, f"takes {arity(flag)}", "give as many"))
-            return
-        self._convert(entry, option, values, reading)
-
-    def _convert(self, entry: FlagEntry, option: str, values: Sequence[Any], reading: _Reading) -> None:
-        flag = entry.flag
-        converted: list[Any] = []
-        for value in values:
-            try:
-                result = typed(flag, value)
-            except RefusedValue as error:
-                reading.problems.append(bad_value(option, value, str(error), way_out(flag, option)))
-                return
-            except Exception as error:
-                known = flag.type in (int, float)
-                detail = "" if known else f" ({describe(error)[:SHOWN]})"
-                reason = f"not a {type_name(flag)}{detail}"
-                reading.problems.append(bad_value(option, value, reason, way_out(flag, option)))
-                return
-            if flag.choices and result not in flag.choices:
-                reading.problems.append(bad_choice(entry.flag, option, value, result, self._registry))
-                return
-            lost = self._lost(flag, option, result)
-            if lost is not None:
-                reading.problems.append(lost)
-                return
-            converted.append(result)
-        scalar = flag.nargs is None or flag.nargs == "?"
-        final: Any = converted if not scalar else (converted[0] if converted else None)
-        reading.given[flag.dest] = (final, f"flag {option}")
-
-    def _lost(self, flag: Flag, option: str, value: Any) -> Problem | None:
-        """Return the problem of a value that a package contributes and that cannot be loaded."""
-        registry = self._registry
-        if registry is None or not flag.choices_from:
-            return None
-        if value not in registry.extension_names(flag.choices_from):
-            return None
-        if value in registry.extensions(flag.choices_from):
-            return None
-        record = next((b for b in registry.broken if b.entry_point == value), None)
-        reason = str(record) if record is not None else f"{value!r} cannot be loaded"
-        return Problem("E-BROKEN-PLUGIN", reason, record.remedy if record is not None else "", flag=option)
-
-    def _finish(self, reading: _Reading, wants_help: bool) -> ParsedArguments:
+    def _finish(self, reading: Reading, wants_help: bool) -> ParsedArguments:
         given, problems = reading.given, reading.problems
         values: dict[str, Any] = {
             dest: list(default) if isinstance(default, list) else default
@@ -419,10 +298,6 @@ class FlagSet:
     def unknown(self, option: str) -> Problem:
         """Return the problem of an option string nobody here defines: who owns it, or what was meant."""
         return unknown_flag(option, self._by_option, self._registry, self.host)
-
-    def format_help(self, prog: str = "mindspeed-train") -> str:
-        """Return the text of ``--help``, flags grouped by owner."""
-        return help_text(self._entries, prog)
 
 
 def known_flags(registry: Registry, host: str = DEFAULT_HOST) -> FlagSet:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import Feature
 from mindspeed_core.flags.entries import FlagEntry
-from mindspeed_core.resolver.asking import asking_flag, failure, ways_out
 from mindspeed_core.resolver.plan import HeldBack, Problem
+from mindspeed_core.resolver.request import asking_flag, failure, ways_out
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import FeatureRecord
@@ -38,7 +38,7 @@ def apply_presets(
         Features that nobody asked for and whose presets fail.
     """
     left_out: list[HeldBack] = []
-    for record in _with_presets(records, args):
+    for record in with_presets(records, args):
         feature = record.cls
         try:
             preset = dict(feature.presets(args))
@@ -73,47 +73,13 @@ def apply_presets(
     return left_out
 
 
-def _with_presets(records: Iterable[FeatureRecord], args: Namespace) -> Iterator[FeatureRecord]:
+def with_presets(records: Iterable[FeatureRecord], args: Namespace) -> Iterator[FeatureRecord]:
     """Yield the features of the chosen level that have presets at all."""
     level = getattr(args, "optimization_level", 2)
     for record in records:
         own = record.cls.presets.__func__ is not Feature.presets.__func__  # type: ignore[attr-defined]
         if own and record.cls.level <= level:
             yield record
-
-
-def contradicted(
-    records: Iterable[FeatureRecord],
-    args: Namespace,
-    provenance: Mapping[str, str],
-    said: Mapping[str, tuple[Any, str]],
-) -> list[Problem]:
-    """Return the problems of presets that a program's own configurations contradict.
-
-    The program builds its model from the configurations: what a preset says would have no effect.
-
-    Args:
-        records: features that may have presets.
-        args: the arguments, with what the configurations say.
-        provenance: where each of them came from.
-        said: by argument what the configurations say, and the name of the field.
-    """
-    problems = []
-    for feature in (record.cls for record in _with_presets(records, args)):
-        try:
-            preset = dict(feature.presets(args))
-        except (Exception, SystemExit):
-            # What fails was reported, or left out, when the flags were read.
-            continue
-        flag = asking_flag(feature, args, provenance)
-        # In the preset's order, which is the same on every rank.
-        for dest in (dest for dest in preset if dest in said):
-            value, source = said[dest]
-            if value != preset[dest] and not provenance.get(dest, DEFAULT).startswith("flag "):
-                wrong = f"it sets {dest} to {preset[dest]!r}, but {source} is {value!r}"
-                remedy = f"build the configuration as it says, or leave {flag or 'the feature'} out"
-                problems.append(Problem("E-CONFIG", wrong, remedy, feature.name, flag))
-    return problems
 
 
 def apply_adopted_defaults(

@@ -25,15 +25,15 @@ def unknown_flag(option: str, known: Iterable[str], registry: Registry | None, h
     owner = flag_owners().get(option, "")
     refusal_of = part_if_installed("refusal_of_upstream_flag")
     refusal = None if refusal_of is None else refusal_of(option)
-    said = registry.why_absent(host, option) if registry is not None and host else ""
+    absence = registry.why_absent(host, option) if registry is not None and host else ""
     if registry is not None:
         record = registry.broken_flags.get(option)
         if record is None and owner:
             record = next((b for b in registry.broken if _same(b.dist, owner)), None)
         if record is not None:
             return Problem("E-BROKEN-PLUGIN", str(record), record.remedy, feature=record.feature, flag=shown)
-    if said:
-        return Problem("E-UNKNOWN-FLAG", said, LEAVE_OUT, flag=shown)
+    if absence:
+        return Problem("E-UNKNOWN-FLAG", absence, LEAVE_OUT, flag=shown)
     if refusal is not None:
         return Problem("E-UNKNOWN-FLAG", str(refusal), refusal.remedy, flag=shown)
     if registry is not None:

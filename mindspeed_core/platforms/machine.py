@@ -13,8 +13,8 @@ from mindspeed_core.errors import UserError
 
 def processor_name() -> str:
     """Return the model of the CPU as Linux names it; otherwise the machine type (``arm64``)."""
-    found = first_match(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$")
-    return found or platform.processor() or platform.machine()
+    model = first_match(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$")
+    return model or platform.processor() or platform.machine()
 
 
 def first_match(file: Path, pattern: str) -> str:
@@ -23,8 +23,8 @@ def first_match(file: Path, pattern: str) -> str:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    found = re.search(pattern, text, re.MULTILINE)
-    return found.group(1).strip() if found else ""
+    match = re.search(pattern, text, re.MULTILINE)
+    return match.group(1).strip() if match else ""
 
 
 def numbered_variable(name: str, default: int | None, environment: Mapping[str, str] | None = None) -> int:

@@ -7,7 +7,6 @@ that need no pinning); platforms with one override them. Importing this module l
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -285,6 +284,8 @@ class Platform:
         Raises:
             SessionError: nothing is recorded; `record_memory` starts it.
         """
+        import pickle
+
         if self._recorded is None:
             raise SessionError(f"platform {self.name}: no memory is recorded; call record_memory() before")
         path = Path(path)
@@ -296,8 +297,8 @@ class Platform:
         return partial.replace(path)
 
     def _snapshot(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._recorded.snapshot()
-        return found
+        snapshot: dict[str, Any] = self._recorded.snapshot()
+        return snapshot
 
     def memory_pool(self) -> Callable[[], AbstractContextManager[Any]]:
         """Make a pool of device memory, where the allocator has pools.

@@ -62,11 +62,11 @@ def choose_platform(requested: str, registry: Registry) -> tuple[str, str]:
         UserError: the requested platform is unknown or not available, or none is.
     """
     if requested != AUTO:
-        found = registry.platform(requested).probe()
-        if not found.available:
+        availability = registry.platform(requested).probe()
+        if not availability.available:
             remedy = f"use --platform auto, or one of these: {_others(requested, registry)}"
-            raise ArgumentError("--platform", requested, found.reason, remedy)
-        return requested, f"platform {requested}: asked for ({found.reason})"
+            raise ArgumentError("--platform", requested, availability.reason, remedy)
+        return requested, f"platform {requested}: asked for ({availability.reason})"
     refused: list[str] = []
     candidates: list[tuple[int, str, type[Platform]]] = []
     for name in registry.platform_names():
@@ -79,11 +79,11 @@ def choose_platform(requested: str, registry: Registry) -> tuple[str, str]:
             continue
         candidates.append((-platform.preference, name, platform))
     for _, name, platform in sorted(candidates, key=lambda candidate: candidate[:2]):
-        found = platform.probe()
-        if found.available:
+        availability = platform.probe()
+        if availability.available:
             passed_over = f"; {', '.join(refused)}" if refused else ""
-            return name, f"platform {name}: {found.reason}{passed_over}"
-        refused.append(f"not {name}: {found.reason}")
+            return name, f"platform {name}: {availability.reason}{passed_over}"
+        refused.append(f"not {name}: {availability.reason}")
     raise UserError("--platform auto: no platform is available (" + "; ".join(refused) + ")")
 
 
@@ -94,9 +94,19 @@ def _others(requested: str, registry: Registry) -> str:
         if name == requested:
             continue
         try:
-            found: Availability = registry.platform(name).probe()
+            availability: Availability = registry.platform(name).probe()
         except UserError:
             continue
-        if found.available:
+        if availability.available:
             usable.append(name)
     return ", ".join(usable) or "none is available here"
+
+
+def kinds_of(registry: Registry, platform: str) -> tuple[frozenset[str], str]:
+    """Return the names under which features may list a platform, and the one that their requirements test."""
+    try:
+        platform_class = registry.platform(platform)
+    except UserError:
+        # A plan can be made for a platform that is not installed here.
+        return frozenset({platform}), platform
+    return platform_class.kinds() | {platform}, platform_class.like or platform

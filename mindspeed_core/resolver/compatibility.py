@@ -130,8 +130,8 @@ def check_arguments(request: Request, selection: Selection, active: Sequence[str
         if cls.validate.__func__ is Feature.validate.__func__:  # type: ignore[attr-defined]
             continue
         try:
-            found: Any = cls.validate(request.args)
-            complaints = [found] if isinstance(found, str) else [str(complaint) for complaint in found]
+            answer: Any = cls.validate(request.args)
+            complaints = [answer] if isinstance(answer, str) else [str(complaint) for complaint in answer]
         except (Exception, SystemExit) as error:
             why = request.failure(name, "validate()", error)
             unasked = selection.unasked(name)
@@ -147,18 +147,18 @@ def check_arguments(request: Request, selection: Selection, active: Sequence[str
 
 def collect_notes(request: Request, order: Sequence[str]) -> list[Note]:
     """Return what host and features say about the arguments, and given flags that a broken one shares."""
-    found: list[Note] = []
-    found += [Note("", sentence) for sentence in request.registry.host_notes(request.host, request.args)]
+    notes: list[Note] = []
+    notes += [Note("", sentence) for sentence in request.registry.host_notes(request.host, request.args)]
     for name in order:
         if name not in request.index.with_notes:
             continue
         try:
-            said: Any = request.index.classes[name].notes(request.args)
-            sentences = [said] if isinstance(said, str) else [str(sentence) for sentence in said]
+            answer: Any = request.index.classes[name].notes(request.args)
+            sentences = [answer] if isinstance(answer, str) else [str(sentence) for sentence in answer]
         except (Exception, SystemExit) as error:
             sentences = [request.failure(name, "notes()", error)]
-        found += [Note(name, sentence) for sentence in sentences]
+        notes += [Note(name, sentence) for sentence in sentences]
     for option, broken in request.registry.shared_with_broken.items():
         if request.given_as(option):
-            found.append(Note(broken.feature, f"{option} is its flag too, but {broken}"))
-    return found
+            notes.append(Note(broken.feature, f"{option} is its flag too, but {broken}"))
+    return notes

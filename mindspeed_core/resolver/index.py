@@ -23,16 +23,8 @@ class Index:
         self.classes: dict[str, type[Feature]] = {name: r.cls for name, r in self.records.items()}
         self.key = {name: (cls.family, name) for name, cls in self.classes.items()}
         self.stages = registry.stages
-        self.with_notes = {
-            name
-            for name, cls in self.classes.items()
-            if cls.notes.__func__ is not Feature.notes.__func__  # type: ignore[attr-defined]
-        }
-        self.with_unread = {
-            name
-            for name, cls in self.classes.items()
-            if cls.unread.__func__ is not Feature.unread.__func__  # type: ignore[attr-defined]
-        }
+        self.with_notes = self._overriding("notes")
+        self.with_unread = self._overriding("unread")
         self.never_called = _never_called(registry, host)
         self.exclusive = {name for name, slot in registry.slots.items() if slot.exclusive}
         self.same_roles = _same_roles(registry)
@@ -77,14 +69,19 @@ class Index:
                 and self.stages[stage].firstresult
             )
 
+    def _overriding(self, method: str) -> set[str]:
+        """Return the features that have a class method of their own."""
+        base = getattr(Feature, method).__func__
+        return {name for name, cls in self.classes.items() if getattr(cls, method).__func__ is not base}
+
 
 def _readers(classes: Mapping[str, type[Feature]], read_by_host: set[str]) -> dict[str, tuple[str, ...]]:
     """Return the features that read a flag while they are active, for each one that only features read."""
-    found: dict[str, list[str]] = {}
+    readers: dict[str, list[str]] = {}
     for name, cls in classes.items():
         for dest in {flag.dest: None for flag in cls.flags if flag.dest not in read_by_host}:
-            found.setdefault(dest, []).append(name)
-    return {dest: tuple(names) for dest, names in found.items()}
+            readers.setdefault(dest, []).append(name)
+    return {dest: tuple(names) for dest, names in readers.items()}
 
 
 def _same_roles(registry: Registry) -> dict[str, dict[str, list[str]]]:
@@ -92,27 +89,17 @@ def _same_roles(registry: Registry) -> dict[str, dict[str, list[str]]]:
     classes = {name: record.cls for name, record in registry.features.items()}
     exclusive = {name for name, slot in registry.slots.items() if slot.exclusive}
     claims = {name: claimed_roles(cls, registry.slots) for name, cls in classes.items()}
-    found: dict[str, dict[str, list[str]]] = {}
+    pairs: dict[str, dict[str, list[str]]] = {}
     for one, other in combinations([name for name in sorted(claims) if claims[name]], 2):
         if {*classes[one].slots} & {*classes[other].slots} & exclusive:
             continue
         both = sorted(r for r in claims[one] if any(roles_meet(r, claimed) for claimed in claims[other]))
         if both:
-            found.setdefault(one, {})[other] = both
-    return found
+            pairs.setdefault(one, {})[other] = both
+    return pairs
 
 
 _indexes: WeakKeyDictionary[Registry, dict[str, Index]] = WeakKeyDictionary()
-
-
-def kinds_of(registry: Registry, platform: str) -> tuple[frozenset[str], str]:
-    """Return the names under which features may list a platform, and the one that their requirements test."""
-    try:
-        found = registry.platform(platform)
-    except RegistryError:
-        # A plan can be made for a platform that is not installed here.
-        return frozenset({platform}), platform
-    return found.kinds() | {platform}, found.like or platform
 
 
 def _host_flags(registry: Registry, host: str) -> tuple[Flag, ...]:

@@ -112,12 +112,19 @@ class Problem:
         return f"{self.code}{where}{flag}: {self.reason}{remedy}"
 
 
+_OF_USAGE = frozenset({"E-UNKNOWN-FLAG", "E-FLAG-VALUE"})
+
+
 class PlanError(UserError):
-    """The arguments cannot be resolved; carries every problem, not only the first."""
+    """The arguments cannot be resolved; carries every problem, not only the first.
+
+    Its exit status is 2, that of wrong usage, where all of them are unknown flags or malformed values.
+    """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         """Keep the problems and make one message of them."""
         self.problems = tuple(problems)
+        self.exit_status = 2 if {problem.code for problem in problems} <= _OF_USAGE else 1
         count = len(self.problems)
         head = f"{count} problem{'s' if count != 1 else ''} with these arguments:"
         super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems)]))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 
+_PLAIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)>=(\d+(?:\.\d+)*)(?:; platform == '([a-z]+)')?\Z")
 _CLAUSE = re.compile(r"""\s*platform\s*(==|!=|not\s+in|in)\s*(?:'([^']*)'|"([^"]*)")\s*\Z""")
 _MENTIONED = re.compile(r"(?<![\w.])platform(?![\w.])")
 
@@ -26,20 +27,37 @@ def unmet(text: str, platform: str, versions: Mapping[str, str] | None = None) -
 
     Versions of installed distributions are by default asked of the environment.
     """
+    if _holds_plainly(text, platform, versions):
+        return None
     try:
         requirement = _parse(text, platform)
     except ValueError as error:
         return f"its requirement {text!r} cannot be read: {error}", "report it to its authors"
     if requirement is None:
         return None
-    found = installed_version(requirement.name) if versions is None else _lookup(versions, requirement.name)
+    version = installed_version(requirement.name) if versions is None else _lookup(versions, requirement.name)
     wanted = f"{requirement.name}{requirement.specifier}"
-    if not found:
+    if not version:
         return f"needs {wanted}, which is not installed", f"pip install '{wanted}'"
     # A development build such as 2.7.1+git or 0.17.0rc0 is what people on new hardware have.
-    if not _contains(requirement.specifier, found):
-        return f"needs {wanted}, found {found}", f"pip install '{wanted}'"
+    if not _contains(requirement.specifier, version):
+        return f"needs {wanted}, found {version}", f"pip install '{wanted}'"
     return None
+
+
+def _holds_plainly(text: str, platform: str, versions: Mapping[str, str] | None) -> bool:
+    """Return whether a requirement of the commonest form holds or does not apply, for which packaging (the
+    import takes 25 ms) need not be asked: it may still hold where this says no.
+    """
+    plain = _PLAIN.match(text)
+    if plain is None:
+        return False
+    name, least, only = plain.groups()
+    if only not in (None, platform):
+        return True
+    version = installed_version(name) if versions is None else versions.get(name, "")
+    release = version.split(".")
+    return all(map(str.isdecimal, release)) and [*map(int, release)] >= [*map(int, least.split("."))]
 
 
 @lru_cache(maxsize=4096)

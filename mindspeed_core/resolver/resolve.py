@@ -7,6 +7,7 @@ import json
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from mindspeed_core.discovery.host import DEFAULT_HOST
@@ -91,12 +92,12 @@ def _order(request: Request, active: Sequence[str]) -> list[str]:
     """Order features: as they state, then dependencies first, otherwise by family and name."""
     present, index = set(active), request.index
     before: Mapping[str, Set[str]] = {name: index.before[name] & present for name in active}
-    order = _sorted(request, active, before)
+    order = _sorted(request, before)
     if len(order) < len(active):
         stated = {name: index.stated[name] & present for name in active}
         required = without_overruled({name: index.required[name] & present for name in active}, stated)
         before = {name: stated[name] | required[name] for name in active}
-        order = _sorted(request, active, before)
+        order = _sorted(request, before)
     if len(order) < len(active):
         for cycle in cycles({name: sorted(others) for name, others in before.items()}):
             request.problem(
@@ -109,23 +110,20 @@ def _order(request: Request, active: Sequence[str]) -> list[str]:
     return order
 
 
-def _sorted(request: Request, active: Sequence[str], before: Mapping[str, Set[str]]) -> list[str]:
-    """Sort topologically, ties by family and name; what lies on a cycle, or behind one, is left out."""
-    missing = {name: len(befores) for name, befores in before.items()}
-    followers: dict[str, list[str]] = {}
-    for name, befores in before.items():
-        for other in befores:
-            followers.setdefault(other, []).append(name)
-    ready = [request.index.key[name] for name in active if not missing[name]]
-    heapq.heapify(ready)
+def _sorted(request: Request, before: Mapping[str, Set[str]]) -> list[str]:
+    """Sort topologically, ties by family and name; nothing where features come before themselves."""
+    sorter = TopologicalSorter(before)
+    try:
+        sorter.prepare()
+    except CycleError:
+        return []
+    ready: list[tuple[str, str]] = []
     order: list[str] = []
-    while ready:
-        _, name = heapq.heappop(ready)
-        order.append(name)
-        for follower in followers.get(name, ()):
-            missing[follower] -= 1
-            if not missing[follower]:
-                heapq.heappush(ready, request.index.key[follower])
+    while sorter.is_active():
+        for name in sorter.get_ready():
+            heapq.heappush(ready, request.index.key[name])
+        order.append(heapq.heappop(ready)[1])
+        sorter.done(order[-1])
     return order
 
 

@@ -25,7 +25,7 @@ def check_unread(request: Request, selection: Selection, active: Sequence[str]) 
 
     Flags of a feature that a problem was found with are left out: the problem says more.
     """
-    found = []
+    reported = []
     exceptions: dict[str, Mapping[str, str]] = {}
     reading = {*active, *selection.taken}
     for dest, option in _given(request):
@@ -49,11 +49,11 @@ def check_unread(request: Request, selection: Selection, active: Sequence[str]) 
         shown = "" if flag.is_switch else shown_value(value)
         if flag.changes_training and not held:
             way = f"{remedy}, or drop {option}" if remedy else f"drop {option}"
-            said = f"nothing reads it: {reason}"
-            request.problems.append(Problem("E-UNREAD", said, way, feature, option, shown))
+            reason_text = f"nothing reads it: {reason}"
+            request.problems.append(Problem("E-UNREAD", reason_text, way, feature, option, shown))
             continue
-        found.append(Unread(option, reason, remedy, feature, shown, held_back=held))
-    return tuple(found)
+        reported.append(Unread(option, reason, remedy, feature, shown, held_back=held))
+    return tuple(reported)
 
 
 def _given(request: Request) -> Iterator[tuple[str, str]]:

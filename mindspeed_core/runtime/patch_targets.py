@@ -62,9 +62,9 @@ class Holder:
 
     def raw(self) -> Any:
         """Return the raw object in the container's namespace; for a class, also in its bases."""
-        found = self.own()
-        if found is not ABSENT:
-            return found
+        own = self.own()
+        if own is not ABSENT:
+            return own
         if isinstance(self.container, type):
             for klass in self.container.__mro__[1:]:
                 if self.name in vars(klass):

@@ -155,14 +155,14 @@ class PatchLedger:
 
     def listing(self) -> list[AppliedPatch]:
         """List everything that is applied, in order of application."""
-        found: list[AppliedPatch] = []
+        patches: list[AppliedPatch] = []
         for entry in self._entries:
             if isinstance(entry, _Setting):
-                found.append(entry.applied)
+                patches.append(entry.applied)
                 continue
             labels = tuple(place.label for place, _ in entry.places)
-            found += [replace(applied, holders=labels) for applied in entry.applied]
-        return found
+            patches += [replace(applied, holders=labels) for applied in entry.applied]
+        return patches
 
     def revert(self) -> None:
         """Take everything back, last first, and verify it.

@@ -63,7 +63,7 @@ class _Pool:
         self._of_this_world().setdefault(created.key, []).append(created)
 
     def look(self) -> None:
-        """Drop what is left where a session of this world ended uncleanly on any rank since the last look.
+        """Use no group again of a session of this world that ended uncleanly on any rank since the last look.
 
         Every session looks when it opens, before its ranks have met: all of them see the same.
         """
@@ -78,7 +78,7 @@ class _Pool:
         self._others[name] = self._ends
 
     def is_spoiled(self, name: str) -> bool:
-        """Return whether groups that were remembered are older than an unclean end."""
+        """Return whether a session ended uncleanly since `remember`."""
         self._of_this_world()
         return self._others.get(name, self._ends) != self._ends
 
@@ -100,19 +100,9 @@ def unclean_ends() -> int:
     return 0 if store is None else int(store.add(_UNCLEAN, 0))
 
 
-def look_for_unclean_ends() -> None:
-    """Use no group again of a session that ended uncleanly; call it when all ranks have begun anew."""
-    _pool.look()
-
-
-def remember_groups(name: str) -> None:
-    """Remember that groups made elsewhere are as old as the session that is open now."""
-    _pool.remember(name)
-
-
-def groups_are_spoiled(name: str) -> bool:
-    """Return whether a session ended uncleanly since `remember_groups`."""
-    return _pool.is_spoiled(name)
+look_for_unclean_ends = _pool.look
+remember_groups = _pool.remember
+groups_are_spoiled = _pool.is_spoiled
 
 
 def _store() -> Any:
@@ -136,7 +126,7 @@ class Groups:
 
     def __init__(self) -> None:
         """Start without groups."""
-        self._mine: dict[str, list[dist.ProcessGroup]] = {}
+        self._own: dict[str, list[dist.ProcessGroup]] = {}
         self._ranks: dict[str, list[list[int]]] = {}
         self._held: list[_Created] = []
         self._released_in: weakref.ref[Any] | None = None
@@ -215,7 +205,7 @@ class Groups:
             self._held.append(created)
             if rank in ranks:
                 own_groups.append(created.group)
-        self._mine[name] = own_groups
+        self._own[name] = own_groups
         self._ranks[name] = [list(ranks) for ranks in ranks_per_group]
         return own_groups[0] if own_groups else None
 
@@ -253,10 +243,10 @@ class Groups:
 
     def all(self, name: str) -> list[dist.ProcessGroup]:
         """Return every group of that name this rank is in, in creation order."""
-        if name not in self._mine:
-            known = ", ".join(sorted(self._mine)) or "none"
+        if name not in self._own:
+            known = ", ".join(sorted(self._own)) or "none"
             raise KeyError(f"no process group {name!r} was created in this session (known: {known})")
-        return self._mine[name]
+        return self._own[name]
 
     def ranks(self, name: str) -> list[list[int]]:
         """Return the rank lists a name was created with."""
@@ -275,7 +265,7 @@ class Groups:
         import torch.distributed as dist
 
         if dist.is_available() and dist.is_initialized():
-            for groups in reversed(list(self._mine.values())):
+            for groups in reversed(list(self._own.values())):
                 for group in reversed(groups):
                     if group is not dist.group.WORLD:
                         dist.destroy_process_group(group)
@@ -316,7 +306,7 @@ class Groups:
 
     def forget(self) -> None:
         """Drop every group without destroying it: the world it belongs to is gone."""
-        self._mine.clear()
+        self._own.clear()
         self._ranks.clear()
         self._held.clear()
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from mindspeed_core.errors import PatchError, SessionError, UserError
 from mindspeed_core.feature import DeclarationError
 from mindspeed_core.terminal.foreign_text import emit
+from mindspeed_core.terminal.listing import print_message
 
 EXIT_OK = 0
 EXIT_PROBLEMS = 1
@@ -52,6 +53,11 @@ def traceback_wanted() -> bool:
     return bool(os.environ.get(TRACEBACK_VARIABLE))
 
 
+def exit_status(error: BaseException) -> int:
+    """Return the exit status of a program that an error ends."""
+    return error.exit_status if isinstance(error, UserError) else EXIT_PROBLEMS
+
+
 def describe(error: BaseException) -> str:
     """Return the message of an explained error, with the notes that name feature and stage."""
     lines = [str(error) or type(error).__name__, *getattr(error, "__notes__", ())]
@@ -66,7 +72,7 @@ def print_error(error: BaseException) -> None:
     # Nobody may read standard error any more.
     with suppress(OSError, ValueError):
         if isinstance(error, EXPLAINED) and not traceback_wanted():
-            emit(f"error: {describe(error)}", err=True)
+            print_message(f"error: {describe(error)}")
             return
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         emit("".join(lines).rstrip("\n"), err=True)
@@ -78,8 +84,8 @@ def print_error(error: BaseException) -> None:
 def guarded(program: Callable[[], int | None]) -> int:
     """Run a program and return its exit status.
 
-    That is its result (None means 0), 1 after an exception, which is printed, 130 after Ctrl-C, or 141 when
-    nobody reads its output any more.
+    That is its result (None means 0), 1 after an exception, which is printed (of wrong usage 2), 130 after
+    Ctrl-C, or 141 when nobody reads its output any more.
     """
     try:
         status = program() or EXIT_OK
@@ -101,7 +107,7 @@ def guarded(program: Callable[[], int | None]) -> int:
         if isinstance(error, BrokenPipeError) and (unread := _discard()):
             return unread
         print_error(error)
-        return EXIT_PROBLEMS
+        return exit_status(error)
     return status
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from mindspeed_core.errors import UserError
+from mindspeed_core.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import FeatureRecord, Registry
@@ -41,7 +41,7 @@ def find_feature(registry: Registry, wanted: str) -> FeatureRecord:
 
     close = get_close_matches(wanted, list(registry.features), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else "mindspeed-features list shows what there is"
-    raise UserError(f"no feature {wanted!r} is installed; {hint}")
+    raise UsageError(f"no feature {wanted!r} is installed; {hint}")
 
 
 def complete_features(

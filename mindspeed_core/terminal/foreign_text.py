@@ -7,8 +7,6 @@ characters that reverse or hide what stands beside them.
 
 from __future__ import annotations
 
-import html
-import logging
 import re
 import sys
 import unicodedata
@@ -30,13 +28,13 @@ def clean(text: object, *, lines: bool = False) -> str:
         text: a foreign text, or a value whose ``str`` holds one.
         lines: keep line breaks and tabs.
     """
-    found = text if isinstance(text, str) else _text_of(text)
-    if found.isascii() and found.isprintable():
-        return found
+    original = text if isinstance(text, str) else _text_of(text)
+    if original.isascii() and original.isprintable():
+        return original
     kept = "\n\t" if lines else ""
     return "".join(
         character if character in kept or not _is_hidden(character) else _escaped(character)
-        for character in found
+        for character in original
     )
 
 
@@ -45,26 +43,10 @@ def emit(text: object = "", *, err: bool = False, file: TextIO | None = None) ->
     print(clean(text, lines=True), file=file or (sys.stderr if err else sys.stdout), flush=True)
 
 
-class CleanLog(logging.Filter):
-    """Filter of a logger that cleans its messages."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Put the cleaned message in the place of the message and its arguments."""
-        record.msg, record.args = clean(record.getMessage(), lines=True), ()
-        return True
-
-
-def clean_log() -> None:
-    """Let the project's logger show cleaned messages; once is enough."""
-    logger = logging.getLogger("mindspeed_core")
-    if not any(isinstance(each, CleanLog) for each in logger.filters):
-        logger.addFilter(CleanLog())
-
-
 def shown(text: object, limit: int = _LIMIT) -> str:
     """Return a foreign text in one line of at most ``limit`` characters, for a message."""
-    found = text if isinstance(text, str) else _text_of(text)
-    cleaned = clean(found[: limit + 1])
+    original = text if isinstance(text, str) else _text_of(text)
+    cleaned = clean(original[: limit + 1])
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
 
 
@@ -82,7 +64,9 @@ def for_markdown(text: object) -> str:
 
 def for_html(text: object) -> str:
     """Return a foreign text as literal text of HTML, also inside of a quoted attribute."""
-    return html.escape(clean(text), quote=True)
+    from html import escape
+
+    return escape(clean(text), quote=True)
 
 
 def _text_of(value: object) -> str:

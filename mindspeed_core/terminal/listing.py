@@ -1,20 +1,29 @@
-"""Lists on a terminal, one line an item, with colours; in a pipe columns separated by tabs.
+"""Text and lists on a terminal, as wide as it is and with colours; in a pipe columns separated by tabs.
 
 A terminal shows what fits into its width: columns are aligned, and text that is too long ends in an ellipsis.
 A pipe gets every cell whole, so that ``cut``, ``awk -F'\\t'`` and spreadsheets read the same columns whatever
-the longest cell is. Colours follow ``NO_COLOR`` and ``FORCE_COLOR`` (https://no-color.org) and need no rich.
+the longest cell is, and a paragraph in one line. Chinese, Japanese and Korean characters take two columns,
+and a line may end between any two of them. Colours follow ``NO_COLOR`` and ``FORCE_COLOR``
+(https://no-color.org) and need no rich.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TextIO
+from unicodedata import combining, east_asian_width
 
 from mindspeed_core.terminal.foreign_text import clean, emit
-from mindspeed_core.terminal.wrapped import columns, say, width, wrap
 
+SEVERITIES = {"ok": "good", "note": "name", "warning": "warning", "error": "bad"}
+"""Words that begin a message, and their styles."""
+_BEGINNING = re.compile(rf"^({'|'.join(SEVERITIES)}):", re.MULTILINE)
 _CODES = {
     "bold": "1",
     "dim": "2",
@@ -35,6 +44,103 @@ class Cell:
 
     text: str
     style: str = ""
+
+
+def columns(stream: TextIO | None = None) -> int | None:
+    """Return the width of a terminal, by default of standard output; None in a pipe: no line is too long."""
+    stream, own = stream or sys.stdout, 0
+    if stream.closed or not stream.isatty():
+        return None
+    with suppress(OSError, ValueError):
+        own = os.get_terminal_size(stream.fileno()).columns
+    return shutil.get_terminal_size((own or 80, 24)).columns
+
+
+def width(text: str) -> int:
+    """Return the columns that a text takes on a terminal."""
+    return sum(map(_cells, text))
+
+
+def ljust(text: str, columns: int) -> str:
+    """Return a text with spaces behind it up to a width in columns."""
+    return text + " " * (columns - width(text))
+
+
+def words(text: str) -> list[str]:
+    """Return the pieces between which a line may end, each with the spaces before it."""
+    pieces: list[str] = []
+    before = ""
+    for character in text:
+        at_space = character == " " and before != " "
+        at_wide = before != " " and 2 in (_cells(character), _cells(before))
+        if not pieces or at_space or at_wide:
+            pieces.append("")
+        pieces[-1] += character
+        before = character
+    return pieces
+
+
+def wrap(text: str, columns: int) -> list[str]:
+    """Return a text as lines of at most so many columns; a longer word is cut."""
+    lines = [""]
+    for word in words(text):
+        if lines[-1] and width(lines[-1] + word) > columns:
+            lines.append("")
+            word = word.lstrip(" ")
+        for character in word:
+            if lines[-1] and width(lines[-1] + character) > columns:
+                lines.append("")
+            lines[-1] += character
+    return lines
+
+
+def for_terminal(text: str, stream: TextIO) -> str:
+    """Return a message as a stream shows it: lines wrapped between words, words of `SEVERITIES` in colour.
+
+    A word that is longer than the terminal is wide stays whole, so that it can be copied; so does a remedy.
+    """
+    text, limit = clean(text, lines=True), columns(stream)
+    if limit is not None:
+        text = "\n".join(_unbroken(line, limit) for line in text.split("\n"))
+    return _BEGINNING.sub(lambda found: paint(found[0], SEVERITIES[found[1]], stream), text)
+
+
+def print_message(text: str, stream: TextIO | None = None) -> None:
+    """Print a message, on standard error by default; see `for_terminal`."""
+    stream = stream or sys.stderr
+    print(for_terminal(text, stream), file=stream, flush=True)
+
+
+def _unbroken(line: str, limit: int) -> str:
+    behind = " " * (len(line) - len(line.lstrip()) + 4)
+    if width(line) <= limit or line.lstrip().startswith("->") or len(behind) > limit // 2:
+        return line
+    lines = [""]
+    for word in words(line):
+        if lines[-1].strip() and width(lines[-1] + word) > limit:
+            lines.append(behind)
+            word = word.lstrip(" ")
+        lines[-1] += word
+    return "\n".join(lines)
+
+
+def say(text: str, *, indent: int = 0, hang: int = 0) -> None:
+    """Print one paragraph.
+
+    Args:
+        text: without line breaks.
+        indent: spaces before every line.
+        hang: further spaces before every line but the first.
+    """
+    text, limit = clean(text), columns()
+    room = None if limit is None else limit - indent - hang
+    if room is None or room < 10:
+        print(" " * indent + text)
+        return
+    first, *others = wrap(text, room + hang)
+    print(" " * indent + first)
+    for line in wrap(text[len(first) :].lstrip(" "), room) if others else ():
+        print(" " * (indent + hang) + line)
 
 
 def print_rows(rows: Sequence[Sequence[Cell | str]], *, indent: int = 0, tabs: bool = True) -> None:
@@ -94,14 +200,14 @@ def print_labelled(
         style: of the label.
         indent: spaces before every line.
     """
-    found, limit, before = _cleaned(cell), columns(), " " * indent
+    fact, limit, before = _cleaned(cell), columns(), " " * indent
     if limit is None:
-        _write(f"{before}{clean(label):<{wide}}  {found.text}".rstrip())
+        _write(f"{before}{clean(label):<{wide}}  {fact.text}".rstrip())
         return
     room = max(limit - indent - wide - _GAP, 10)
-    for number, line in enumerate(wrap(found.text, room)):
+    for number, line in enumerate(wrap(fact.text, room)):
         shown = f"{clean(label) if number == 0 else '':<{wide}}"
-        _write(before + paint(shown, style) + " " * _GAP + paint(line.lstrip(" "), found.style))
+        _write(before + paint(shown, style) + " " * _GAP + paint(line.lstrip(" "), fact.style))
 
 
 def print_hint(text: str) -> None:
@@ -130,9 +236,9 @@ def cut(text: str, limit: int) -> str:
     return kept.rstrip() + end
 
 
-def paint(text: str, style: str) -> str:
-    """Return a cleaned text in a style; as it is where no colours are wanted."""
-    if not style or not text or not _colours():
+def paint(text: str, style: str, stream: TextIO | None = None) -> str:
+    """Return a cleaned text in a style; as it is where a stream, or standard output, takes no colours."""
+    if not style or not text or not _colours(stream):
         return text
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
 
@@ -154,16 +260,16 @@ def _aligned(line: Sequence[Cell], widths: Sequence[int], indent: int, limit: in
 
 
 def _cleaned(cell: Cell | str) -> Cell:
-    found = cell if isinstance(cell, Cell) else Cell(cell)
-    return Cell(clean(found.text), found.style)
+    whole = cell if isinstance(cell, Cell) else Cell(cell)
+    return Cell(clean(whole.text), whole.style)
 
 
-def _colours() -> bool:
+def _colours(stream: TextIO | None = None) -> bool:
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR") or os.environ.get("CLICOLOR_FORCE"):
         return True
-    return columns() is not None and os.environ.get("TERM", "dumb") != "dumb"
+    return columns(stream) is not None and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _writes(text: str) -> bool:
@@ -177,3 +283,9 @@ def _writes(text: str) -> bool:
 def _write(line: str) -> None:
     # The cells were cleaned; what else is in the line are colours of ours.
     print(line, flush=True)
+
+
+def _cells(character: str) -> int:
+    if not character or combining(character):
+        return 0
+    return 2 if east_asian_width(character) in "WF" else 1

@@ -8,9 +8,8 @@ from typing import Any
 from mindspeed_core.flags.notes import FlagNote
 from mindspeed_core.resolver.plan import Plan
 from mindspeed_core.terminal.foreign_text import emit
-from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_rows, print_section
+from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_rows, print_section, say
 from mindspeed_core.terminal.training_flags import Planned
-from mindspeed_core.terminal.wrapped import say
 
 
 def chosen_by_presets(planned: Planned) -> dict[str, dict[str, Any]]:

@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from mindspeed_core.discovery.parts import part_if_installed
-from mindspeed_core.terminal.errors import EXPLAINED, describe, guarded, traceback_option, traceback_wanted
+from mindspeed_core.terminal.errors import (
+    EXPLAINED,
+    describe,
+    exit_status,
+    guarded,
+    traceback_option,
+    traceback_wanted,
+)
 from mindspeed_core.terminal.foreign_text import emit
+from mindspeed_core.terminal.listing import print_message
+
+
+def print_click_error(error: click.ClickException, stream: TextIO | None = None) -> None:
+    """Print an error of click, on standard error by default; of wrong usage with the way to the help."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    way_out = "" if context is None else f"\n    -> {context.command_path} --help"
+    print_message(f"error: {error.format_message()}{way_out}", stream)
 
 
 class ExplainedError(click.ClickException):
-    """An explained error inside click: printed as one message, exit status 1."""
+    """Explained error inside click, printed as one message."""
+
+    def __init__(self, error: BaseException) -> None:
+        """Take message and exit status of an explained error."""
+        super().__init__(describe(error))
+        self.exit_code = exit_status(error)  # type: ignore[misc]
 
     def show(self, file: Any = None) -> None:
-        """Print the message on standard error."""
-        emit(f"error: {self.format_message()}", file=file, err=file is None)
+        """Print the message, on standard error by default."""
+        print_click_error(self, file)
 
 
 class ExplainedGroup(click.Group):
@@ -31,7 +51,7 @@ class ExplainedGroup(click.Group):
         except EXPLAINED as error:
             if traceback_wanted():
                 raise
-            raise ExplainedError(describe(error)) from error
+            raise ExplainedError(error) from error
 
 
 def run_command(command: click.Command, arguments: Sequence[str], name: str) -> int:
@@ -72,7 +92,7 @@ def run_program(program: click.Command, argv: Sequence[str] | None, name: str) -
         try:
             return run_command(program, arguments, name)
         except click.ClickException as error:
-            error.show()
+            print_click_error(error)
             return error.exit_code
 
     with traceback_option(sys.argv[1:] if argv is None else argv) as arguments:

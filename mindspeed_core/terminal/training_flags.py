@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.resolver.plan import Plan
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
+    from mindspeed_core.resolver.plan import Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
 

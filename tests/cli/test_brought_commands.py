@@ -25,7 +25,7 @@ def test_a_listed_command_comes_from_the_distribution_that_is_named(monkeypatch)
         Source("acme-proofs", "1", "prove", f"{__name__}:prove"),
         Source("somebody-else", "1", "prove", f"{__name__}:other"),
     ]
-    monkeypatch.setattr(commands, "sources", lambda *groups: claims)
+    monkeypatch.setattr(commands, "Installed", lambda: SimpleNamespace(sources=lambda group: claims))
 
     assert commands.load_own("prove", "acme-proofs") is prove
 

@@ -9,6 +9,7 @@ import pytest
 from made_packages import write_metadata
 
 from mindspeed_megatron.doctor import checks
+from mindspeed_megatron.doctor import command as doctor_command
 from mindspeed_megatron.doctor.checks import Facts, examine
 from mindspeed_megatron.doctor.supported_versions import TABLE, matches, same_release
 
@@ -189,7 +190,7 @@ def test_a_probe_that_dies_is_reported_with_its_last_words(monkeypatch, tmp_path
 
 def test_the_verdict_comes_first_then_the_worst_then_what_is_fine_in_short(features, monkeypatch):
     facts = replace(SOUND, open_files=1024, helpers_build="")
-    monkeypatch.setattr(checks, "collect", lambda registry, host: facts)
+    monkeypatch.setattr(checks, "collect", lambda *asked: facts)
 
     lines = features("doctor").output.splitlines()
     everything = features("doctor", "--all").output
@@ -199,3 +200,14 @@ def test_the_verdict_comes_first_then_the_worst_then_what_is_fine_in_short(featu
     assert "  open files  ulimit -n is 1024; data loaders and checkpoints open more" in lines
     assert any("python 3.11.7" in line for line in lines)
     assert "  helpers_cpp          megatron-core's compiled index builder loads" in everything
+
+
+def test_doctor_says_on_a_terminal_what_takes_its_time_and_leaves_no_trace(features, monkeypatch):
+    monkeypatch.setattr(checks, "_probe_torch", lambda: (dict(SOUND.torch), ""))
+    monkeypatch.setattr(doctor_command, "columns", lambda stream: 80)
+    result = features("doctor", "--json")
+
+    parts = result.stderr.split("\r\x1b[K")
+    assert "importing torch and megatron-core in another process ..." in parts
+    assert parts[-1] == ""
+    assert json.loads(result.stdout)["ok"] is True

@@ -112,6 +112,15 @@ def test_a_user_error_inside_a_sub_command_is_one_message(features, tmp_path, on
     assert result.output.strip() == "error: --x 3: too small; use 4"
 
 
+def test_wrong_usage_is_one_message_with_the_way_to_the_help(capsys):
+    from mindspeed_core.cli.features import main
+
+    assert main(["list", "--famly"]) == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: No such option")
+    assert last == "    -> mindspeed-features list --help"
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script_for_the_shell(features, shell):
     output = features("completion", shell).output
@@ -141,7 +150,7 @@ def test_bash_gets_completions_from_the_program_itself(monkeypatch, capsys):
 
 
 def test_main_returns_the_exit_status(capsys):
-    assert [main(["list"]), main(["show", "no-such-feature"]), main(["lst"])] == [0, 1, 2]
+    assert [main(["list"]), main(["show", "no-such-feature"]), main(["lst"])] == [0, 2, 2]
     assert "Traceback" not in capsys.readouterr().err
 
 

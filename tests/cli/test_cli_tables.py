@@ -9,8 +9,7 @@ import pytest
 from made_packages import feature_source
 from rich.cells import cell_len
 
-from mindspeed_core.terminal.listing import Cell, cut, paint, print_rows
-from mindspeed_core.terminal.wrapped import say, wrap
+from mindspeed_core.terminal.listing import Cell, cut, for_terminal, paint, print_rows, say, wrap
 from mindspeed_megatron.tables import print_table
 
 ROWS = [("flash-attn", "--use-flash-attn", "[npu] 0.1"), ("x", "--y", "")]
@@ -200,3 +199,41 @@ def test_a_paragraph_hangs_on_a_terminal_and_is_one_line_in_a_pipe(capsys, termi
         "  one two three",
         "      four",
     ]
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_message_breaks_between_words_and_keeps_long_words_and_remedies_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("TERM", "dumb")
+    text = (
+        "error: --hidden-size 33: is no multiple of --num-attention-heads 2\n"
+        "saved /a/folder/with/a/name/longer/than/the/terminal\n"
+        "    -> pip install --upgrade mindspeed-core mindspeed-train"
+    )
+
+    assert for_terminal(text, Terminal()).splitlines() == [
+        "error: --hidden-size 33: is no",
+        "    multiple of",
+        "    --num-attention-heads 2",
+        "saved",
+        "    /a/folder/with/a/name/longer/than/the/terminal",
+        "    -> pip install --upgrade mindspeed-core mindspeed-train",
+    ]
+    assert for_terminal(text, io.StringIO()) == text
+
+
+def test_severities_have_colours_where_the_stream_is_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+    shown = for_terminal("note: a\nwarning: b\nerror: c\nd error: e", Terminal())
+
+    assert shown == "\x1b[36mnote:\x1b[0m a\n\x1b[33mwarning:\x1b[0m b\n\x1b[31merror:\x1b[0m c\nd error: e"
+    assert for_terminal("error: c", io.StringIO()) == "error: c"

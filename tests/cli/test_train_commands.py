@@ -170,7 +170,7 @@ def test_a_word_that_is_no_command_is_refused_behind_nproc_too(add_command, caps
 def test_what_a_command_cannot_do_with_processes_is_refused(add_command, capsys, flags, complaint):
     add_command("tune-pack", TUNE)
 
-    assert main([*flags, "tune"]) == 1
+    assert main([*flags, "tune"]) == 2
     assert complaint in capsys.readouterr().err
 
 
@@ -187,7 +187,7 @@ def test_a_command_of_the_other_program_is_named_with_its_program(add_command, c
 def test_a_value_of_a_training_flag_is_no_command(add_command, capsys):
     add_command("tune-pack", TUNE)
 
-    assert main(["--platform", "tune", "--plan-only"]) == 1
+    assert main(["--platform", "tune", "--plan-only"]) == 2
     assert "tuning" not in capsys.readouterr().out
 
 
@@ -260,16 +260,16 @@ def test_list_prints_the_traceback_of_a_broken_plugin_where_wanted(install, caps
 
 
 def test_both_programs_take_traceback_off_the_command_line(capsys):
-    assert features_program.main(["show", "no-such-feature"]) == 1
+    assert features_program.main(["show", "no-such-feature"]) == 2
     plain = capsys.readouterr().err
-    assert features_program.main(["show", "no-such-feature", "--traceback"]) == 1
+    assert features_program.main(["show", "no-such-feature", "--traceback"]) == 2
     full = capsys.readouterr().err
-    assert main(["--traceback", "--num-layers", "two", "--plan-only"]) == 1
+    assert main(["--traceback", "--num-layers", "two", "--plan-only"]) == 2
     training = capsys.readouterr().err
 
     assert plain.startswith("error: no feature 'no-such-feature'")
     assert full.startswith("Traceback")
     assert "feature_names.py" in full
     assert training.startswith("Traceback")
-    assert main(["--nproc", "x", "--plan-only"]) == 1
+    assert main(["--nproc", "x", "--plan-only"]) == 2
     assert "Traceback" not in capsys.readouterr().err

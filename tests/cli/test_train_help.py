@@ -40,6 +40,15 @@ def test_the_short_help_names_every_family_on_one_screen(said, install):
         assert text in shown
 
 
+def test_the_bare_program_says_what_to_type_on_ten_lines(said):
+    status, shown, _ = said()
+
+    assert status == 0
+    assert len(shown.splitlines()) == 10
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "mindspeed-train --help" in shown
+
+
 def test_help_imports_neither_torch_nor_megatron(said):
     loaded = {name for name in ("torch", "megatron.core") if name in sys.modules}
     said("--help")
@@ -82,7 +91,7 @@ def test_all_lists_every_flag(said):
 def test_a_misspelled_family_gets_a_suggestion(said):
     status, _, error = said("--help", "modle")
 
-    assert status == 1
+    assert status == 2
     assert "did you mean model" in error
 
 
@@ -123,7 +132,7 @@ def test_the_field_of_megatron_core_that_a_flag_fills_is_named(said):
 def test_an_unknown_flag_is_answered_as_in_a_training(said):
     status, _, error = said("--help-flag", "--hiden-size")
 
-    assert status == 1
+    assert status == 2
     assert "--hidden-size" in error
 
 
@@ -193,5 +202,5 @@ def test_each_shell_gets_a_script_that_asks_the_program(said, shell):
 def test_another_shell_is_refused_with_those_that_there_are(said):
     status, _, error = said("completion", "tcsh")
 
-    assert status == 1
+    assert status == 2
     assert "bash, zsh, fish" in error

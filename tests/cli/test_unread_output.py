@@ -52,5 +52,5 @@ def test_the_help_of_every_sub_command_ends_quietly(name):
 def test_an_error_is_said_although_nobody_reads_the_output():
     status, said = end_unread(FEATURES, "show", "no-such-feature")
 
-    assert status == 1
+    assert status == 2
     assert said.startswith(b"error: no feature 'no-such-feature'")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.feature import Feature, Flag
 from mindspeed_core.flags.flag_set import FlagSet, flag_set
+from mindspeed_core.flags.help import help_text
 from mindspeed_core.registry import Registry
 
 HOST_FLAGS = (
@@ -35,6 +36,10 @@ def host_flags():
 
 
 HOST = HostDeclaration("demo", "a host", flags=f"{__name__}:host_flags", stages=())
+
+
+def help_of(flags):
+    return help_text(flags.entries, "mindspeed-train")
 
 
 def feature(name, **attributes):
@@ -220,18 +225,15 @@ def test_a_feature_extends_the_choices_of_a_host_flag():
     flags = flags_with(feature("lion", flags=(Flag("--optimizer", type=str, choices=("lion",)),)))
     assert flags.parse(["--optimizer", "lion"]).args.optimizer == "lion"
     assert flags.parse([]).args.optimizer == "adam"
-    assert "lion: lion" in flags.format_help()
+    assert "lion: lion" in help_of(flags)
 
 
 def test_the_help_of_an_adopted_flag_has_what_its_owner_and_the_features_say():
     def adopting(name, text, **options):
         return feature(name, flags=(Flag(f"--{name}"), Flag("--window", type=int, help=text, **options)))
 
-    shown = " ".join(
-        flags_with(adopting("wide", "Wider.", default=8), adopting("a", "Any."), adopting("b", "Any."))
-        .format_help()
-        .split()
-    )
+    flags = flags_with(adopting("wide", "Wider.", default=8), adopting("a", "Any."), adopting("b", "Any."))
+    shown = " ".join(help_of(flags).split())
     assert "(a, b: Any.)" in shown
     assert "(wide: Wider.; default 8)" in shown
     assert "(default: 0)" in shown
@@ -349,7 +351,7 @@ def test_a_foreign_namespace_gives_what_is_ours_and_nothing_else():
 
 
 def test_help_groups_features_by_package_and_family_and_tells_level_and_stability():
-    text = flags_with(feature("ring", level=1, stability="prototype")).format_help()
+    text = help_of(flags_with(feature("ring", level=1, stability="prototype")))
     assert "demo-plugin 0.1: demo" in text
     assert "[level 1, prototype]" in text
     assert "100% of the width" in text

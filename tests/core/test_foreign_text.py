@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from mindspeed_core.errors import UserError
 from mindspeed_core.terminal.errors import print_error
 from mindspeed_core.terminal.foreign_text import (
-    CleanLog,
     clean,
     emit,
     first_line,
@@ -25,6 +24,7 @@ from mindspeed_core.terminal.foreign_text import (
     for_markdown,
     shown,
 )
+from mindspeed_megatron.quiet import CleanLog, SeverityHandler
 from mindspeed_megatron.tables import print_table
 from mindspeed_train.monitoring.summary import Summary, as_html, as_markdown
 
@@ -168,7 +168,6 @@ def test_programs_print_through_the_cleaning_printer(folder):
         "packages/mindspeed_megatron/src/mindspeed_megatron/launch/failure.py print",
         "mindspeed_core/terminal/foreign_text.py print",
         "mindspeed_core/terminal/listing.py print",
-        "mindspeed_core/terminal/wrapped.py print",
     }
     found = set()
     for path in (ROOT / folder).rglob("*.py"):
@@ -181,3 +180,11 @@ def test_programs_print_through_the_cleaning_printer(folder):
             if name in ("print", "echo"):
                 found.add(f"{path.relative_to(ROOT)} {name}")
     assert found <= own
+
+
+def test_what_nobody_configured_is_logged_behind_its_severity(capsys):
+    handler = SeverityHandler(logging.WARNING)
+    for level in (logging.WARNING, logging.ERROR):
+        handler.handle(logging.LogRecord("mindspeed_core", level, "", 0, "the disk is %s", ("full",), None))
+
+    assert capsys.readouterr().err == "warning: the disk is full\nerror: the disk is full\n"

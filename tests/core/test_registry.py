@@ -1,5 +1,6 @@
 """Installed features, hosts and platforms; one broken plugin never takes others down."""
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -7,6 +8,8 @@ from functools import wraps
 
 import pytest
 
+from mindspeed_core.discovery import entry_points
+from mindspeed_core.discovery.entry_points import Installed
 from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.discovery.order import cycles
 from mindspeed_core.discovery.stages import wanted_arguments
@@ -482,3 +485,13 @@ class _Asking:
 )
 def test_the_arguments_that_an_implementation_asks_for(name, asked):
     assert wanted_arguments(vars(_Asking)[name]) == asked
+
+
+def test_a_declaration_that_looks_up_entry_points_while_it_is_loaded_reads_none_anew(monkeypatch):
+    installed = Installed()
+    monkeypatch.setattr(entry_points, "entry_points", lambda: pytest.fail("read anew"))
+
+    with installed.shared():
+        assert Installed().sources(entry_points.FEATURES) == installed.sources(entry_points.FEATURES)
+        assert not gc.isenabled()
+    assert gc.isenabled()

@@ -317,7 +317,7 @@ def test_the_hosts_own_user_errors_carry_no_note(opened):
             raise UserError("plain")
 
     session = opened()
-    session._manager.register(Refuses(), name="host tiny/refuses")
+    session._stages.manager.register(Refuses(), name="host tiny/refuses")
     with pytest.raises(UserError) as refused:
         session.call("should_stop", run=None)
     assert not getattr(refused.value, "__notes__", ())
@@ -329,7 +329,7 @@ def test_a_wrapper_through_which_an_error_passes_is_not_blamed(opened):
 
     elsewhere = FunctionType(should_stop.__code__, {"__name__": "code_of_a_model"})
     session = opened("--inner", "--outer")
-    session._manager.register(SimpleNamespace(should_stop=hookimpl(elsewhere)), name="model")
+    session._stages.manager.register(SimpleNamespace(should_stop=hookimpl(elsewhere)), name="model")
     with pytest.raises(ValueError, match="of the model") as failed:
         session.call("should_stop", run=None)
     assert failed.value.__notes__ == ["mindspeed: raised in stage 'should_stop' by host 'tiny'"]

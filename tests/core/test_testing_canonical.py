@@ -37,8 +37,8 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("flags", "size"), LAYOUTS)
-def test_every_layout_trains_like_a_single_process(equivalence, flags, size):
-    verdict = equivalence(flags, world_size=size, baseline_world_size=1)
+def test_every_layout_trains_like_a_single_process(mindspeed_equivalence, flags, size):
+    verdict = mindspeed_equivalence(flags, world_size=size, baseline_world_size=1)
     # 3 losses, 52 tensors: gradients of 3 steps and the parameters.
     assert verdict.compared == 3 + 4 * 52
 
@@ -46,8 +46,8 @@ def test_every_layout_trains_like_a_single_process(equivalence, flags, size):
 @pytest.mark.parametrize(
     ("layout", "size"), [pytest.param(TP2, 2, id="tp2"), pytest.param((*TP2, *PP2), 4, id="tp2-pp2")]
 )
-def test_split_activations_and_separate_output_weights_too(equivalence, layout, size):
-    equivalence((*LLAMA, *layout), LLAMA, world_size=size, baseline_world_size=1)
+def test_split_activations_and_separate_output_weights_too(mindspeed_equivalence, layout, size):
+    mindspeed_equivalence((*LLAMA, *layout), LLAMA, world_size=size, baseline_world_size=1)
 
 
 def test_a_tied_embedding_exists_once_under_pipeline_parallelism():

@@ -216,9 +216,9 @@ OVERLAPPED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap
 """Parameters are complete one forward pass late: what is saved without waiting for them is stale."""
 
 
-def test_a_training_continues_from_its_checkpoint_in_the_same_and_in_another_layout(equivalence):
+def test_a_training_continues_from_its_checkpoint_in_the_same_and_in_another_layout(mindspeed_equivalence):
     other = ("--use-distributed-optimizer", "--tensor-model-parallel-size", "2", "--sequence-parallel")
-    verdict = equivalence(OVERLAPPED, world_size=2, steps=2, resume=Resume(other, world_size=2))
+    verdict = mindspeed_equivalence(OVERLAPPED, world_size=2, steps=2, resume=Resume(other, world_size=2))
 
     same, there = verdict.sides
     dp2 = "2 ranks (dp 2, distributed optimizer, overlapped parameter gather)"
@@ -263,13 +263,13 @@ def test_a_training_continues_from_its_checkpoint_in_the_same_and_in_another_lay
         ),
     ],
 )
-def test_other_layouts_continue_too(equivalence, saved, size, other, other_size):
+def test_other_layouts_continue_too(mindspeed_equivalence, saved, size, other, other_size):
     llama = (
         *"--untie-embeddings-and-output-weights --position-embedding-type rope".split(),
         *"--normalization RMSNorm --swiglu --disable-bias-linear --adam-eps 1e-3".split(),
     )
     resume = Resume((*llama, *other.split()), other_size)
-    equivalence((*llama, *saved.split()), world_size=size, steps=2, resume=resume)
+    mindspeed_equivalence((*llama, *saved.split()), world_size=size, steps=2, resume=resume)
 
 
 def test_a_feature_that_the_other_layout_should_lack_is_found_there():
@@ -366,17 +366,17 @@ def test_verdicts_are_plain_data():
     assert json.loads(json.dumps(asdict(verdict), allow_nan=False))["passed"] is True
 
 
-def test_equivalence_reports_the_worst_tensors(equivalence):
+def test_equivalence_reports_the_worst_tensors(mindspeed_equivalence):
     with pytest.raises(AssertionError, match="gradients of step 1"):
-        equivalence(["--scaled-gradient"], steps=1, declarations=[f"{HERE}:ScaledGradient"])
+        mindspeed_equivalence(["--scaled-gradient"], steps=1, declarations=[f"{HERE}:ScaledGradient"])
 
 
 @pytest.mark.parametrize(
     ("flags", "error"), [("--scaled-gradient", AssertionError), ("--scaled-gradiant", WorldError)]
 )
-def test_equivalence_shows_the_line_of_the_test_and_none_of_its_own(equivalence, flags, error):
+def test_equivalence_shows_the_line_of_the_test_and_none_of_its_own(mindspeed_equivalence, flags, error):
     with pytest.raises(error) as caught:
-        equivalence([flags], steps=1, declarations=[f"{HERE}:ScaledGradient"])
+        mindspeed_equivalence([flags], steps=1, declarations=[f"{HERE}:ScaledGradient"])
     shown = caught.traceback.filter(caught)
     assert [entry.path.name for entry in shown] == [f"{HERE}.py"]
 
@@ -476,3 +476,10 @@ def test_recomputation_is_measured_as_less_memory():
     assert less.measures["peak_bytes"] < 0.7 * plain.measures["peak_bytes"]
     again = train_side(flags, 1, steps=1, measure=True, gradients=False)
     assert again.measures["peak_bytes"] == less.measures["peak_bytes"]
+
+
+@pytest.mark.parametrize("name", ["world", "equivalence"])
+def test_the_old_name_of_a_fixture_is_the_new_one_with_a_warning(request, name):
+    with pytest.warns(DeprecationWarning, match=f"'mindspeed_{name}'"):
+        old = request.getfixturevalue(name)
+    assert old is request.getfixturevalue(f"mindspeed_{name}")

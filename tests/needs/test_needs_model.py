@@ -211,8 +211,8 @@ TP2 = ("--tensor-model-parallel-size", "2")
     ],
     ids=["zb-h1", "zb-h1-first", "coc-first", "coc"],
 )
-def test_a_product_beside_a_linear_trains_whatever_the_linear_is(flags, ranks, equivalence):
-    equivalence(flags, BESIDE, world_size=ranks, baseline_world_size=1, steps=2, tolerance=1e-4)
+def test_a_product_beside_a_linear_trains_whatever_the_linear_is(flags, ranks, mindspeed_equivalence):
+    mindspeed_equivalence(flags, BESIDE, world_size=ranks, baseline_world_size=1, steps=2, tolerance=1e-4)
 
 
 def put_off():

@@ -8,9 +8,9 @@ import pytest
 
 from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.flags.flag_set import flag_set
-from mindspeed_core.flags.notes import lines
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
+from mindspeed_megatron.flag_notes import lines
 from mindspeed_megatron.upstream.table import VERDICTS, verdict_on
 from mindspeed_megatron.upstream.translations import TRANSLATIONS
 from mindspeed_megatron.upstream.verdicts import NOTED, REFUSED

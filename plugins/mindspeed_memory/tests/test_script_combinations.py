@@ -51,9 +51,9 @@ def test_swapped_attention_counts_the_layers_that_compute_feed_forward_again(fla
     assert layers_that_compute_feed_forward_again(flags) == expected
 
 
-def test_a_number_beside_swapped_attention_changes_no_bit(equivalence):
+def test_a_number_beside_swapped_attention_changes_no_bit(mindspeed_equivalence):
     flags = shlex.split(SWAP)
-    equivalence((*flags, "--recompute-num-layers", "1"), ("--use-flash-attn",), tolerance=0.0)
+    mindspeed_equivalence((*flags, "--recompute-num-layers", "1"), ("--use-flash-attn",), tolerance=0.0)
 
 
 def test_swapped_attention_brings_flash_attention():
@@ -127,7 +127,7 @@ def test_recomputed_activations_stand_down_where_every_layer_has_pipelined_exper
 
 
 @pytest.mark.thorough
-def test_pipelined_experts_beside_recomputed_activations_train_like_one_process(equivalence):
+def test_pipelined_experts_beside_recomputed_activations_train_like_one_process(mindspeed_equivalence):
     experts = shlex.split(
         "--num-experts 4 --disable-bias-linear --moe-token-dispatcher-type alltoall "
         "--moe-layer-freq [0,1,0,1]"
@@ -135,4 +135,4 @@ def test_pipelined_experts_beside_recomputed_activations_train_like_one_process(
     pipelined = shlex.split(
         "--expert-model-parallel-size 2 --use-pipe-experts --recompute-activation-function"
     )
-    equivalence((*experts, *pipelined), experts, world_size=2, baseline_world_size=1)
+    mindspeed_equivalence((*experts, *pipelined), experts, world_size=2, baseline_world_size=1)

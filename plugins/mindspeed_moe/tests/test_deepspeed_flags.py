@@ -150,6 +150,6 @@ def test_a_pipeline_of_one_item_is_none():
     assert options(*MODEL, *EP2, *DEEPSPEED, *PIPE, "--num-experts", "2").slices is None
 
 
-def test_whole_experts_that_are_kept_apart_train_as_without(equivalence):
+def test_whole_experts_that_are_kept_apart_train_as_without(mindspeed_equivalence):
     layout = (*MODEL, *EP2, *DEEPSPEED)
-    equivalence((*layout, *PIPE, "--pipe-experts-multi-stream"), layout, world_size=2, steps=1)
+    mindspeed_equivalence((*layout, *PIPE, "--pipe-experts-multi-stream"), layout, world_size=2, steps=1)

@@ -42,9 +42,9 @@ def test_experts_on_ranks_of_tensor_parallelism_communicate(feature):
         "moe-balanced-experts",
     ],
 )
-def test_they_train_as_on_ranks_of_expert_parallelism_without_the_feature(feature, equivalence):
+def test_they_train_as_on_ranks_of_expert_parallelism_without_the_feature(feature, mindspeed_equivalence):
     flags = (*MODEL, "--moe-tp-extend-ep", *FEATURES[feature])
-    equivalence(flags, (*MODEL, *SPREAD), world_size=2, steps=2, tolerance=2e-5)
+    mindspeed_equivalence(flags, (*MODEL, *SPREAD), world_size=2, steps=2, tolerance=2e-5)
 
 
 @pytest.mark.parametrize("feature", FEATURES)

@@ -6,6 +6,6 @@ from mindspeed_moe.features.proofs import EP2, MODEL, OVERLAP, SHARED
 
 
 @pytest.mark.thorough
-def test_gated_shared_experts_learn_as_without_the_overlap(equivalence):
+def test_gated_shared_experts_learn_as_without_the_overlap(mindspeed_equivalence):
     model = (*MODEL, *SHARED, *EP2, "--moe-shared-expert-gate")
-    equivalence((*model, *OVERLAP), model, world_size=2, tolerance=0.0)
+    mindspeed_equivalence((*model, *OVERLAP), model, world_size=2, tolerance=0.0)

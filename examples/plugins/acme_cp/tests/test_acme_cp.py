@@ -73,9 +73,9 @@ def both():
     )
 
 
-def test_the_planner_is_a_choice_and_trains_like_a_sequence_that_is_not_split(world):
-    ((plain, _),) = world(trained, 1, False, ())
-    (striped, positions), (prefixed, _) = world(both, 2)[0]
+def test_the_planner_is_a_choice_and_trains_like_a_sequence_that_is_not_split(mindspeed_world):
+    ((plain, _),) = mindspeed_world(trained, 1, False, ())
+    (striped, positions), (prefixed, _) = mindspeed_world(both, 2)[0]
     assert positions == [*range(4), *range(8, 12), *range(16, 20), *range(24, 28)]
     assert striped == pytest.approx(plain, rel=1e-5)
     # Early tokens see more with a prefix: another training, by more than rounding.

@@ -58,8 +58,8 @@ def one_and_four_samples():
     return one_step("--global-batch-size", "1", "--clip-grad", "0"), one_step(*FLAGS)
 
 
-def test_the_small_norm_is_that_of_a_training_on_the_first_sample_alone(world):
-    (((norm_of_one, _, _), (norm_of_four, recorded, state)),) = world(one_and_four_samples, 1)
+def test_the_small_norm_is_that_of_a_training_on_the_first_sample_alone(mindspeed_world):
+    (((norm_of_one, _, _), (norm_of_four, recorded, state)),) = mindspeed_world(one_and_four_samples, 1)
 
     assert recorded["micro-batch gradient norm"] == pytest.approx(norm_of_one, rel=1e-5)
     noise = (norm_of_one**2 - norm_of_four**2) / (1 - 1 / 4)
@@ -73,19 +73,19 @@ def on_two_ranks(*layout):
     return one_step(*FLAGS, *layout)
 
 
-def test_tensor_parallelism_sees_the_same_norm_and_every_rank_the_same_number(world):
-    one = world(on_two_ranks, 1)[0][1]
-    first, second = world(on_two_ranks, 2, "--tensor-model-parallel-size", "2")
+def test_tensor_parallelism_sees_the_same_norm_and_every_rank_the_same_number(mindspeed_world):
+    one = mindspeed_world(on_two_ranks, 1)[0][1]
+    first, second = mindspeed_world(on_two_ranks, 2, "--tensor-model-parallel-size", "2")
 
     assert first[1] == second[1]
     assert first[1]["micro-batch gradient norm"] == pytest.approx(one["micro-batch gradient norm"], rel=1e-4)
 
 
-def test_a_step_of_one_micro_batch_is_refused_with_the_way_out(world):
+def test_a_step_of_one_micro_batch_is_refused_with_the_way_out(mindspeed_world):
     from mindspeed_core.testing import WorldError
 
     with pytest.raises(WorldError, match="use --global-batch-size 4 or more"):
-        world(on_two_ranks, 2, "--global-batch-size", "2")
+        mindspeed_world(on_two_ranks, 2, "--global-batch-size", "2")
 
 
 @pytest.mark.parametrize("check", contract_checks("acme-noise-scale", platform="cpu"), ids=str)

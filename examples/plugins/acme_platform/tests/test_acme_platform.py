@@ -41,8 +41,8 @@ def both():
 
 
 @pytest.fixture(scope="module")
-def trained(world):
-    return world(both, 1)[0]
+def trained(mindspeed_world):
+    return mindspeed_world(both, 1)[0]
 
 
 def test_it_trains_bit_for_bit_as_the_cpu_does(trained):

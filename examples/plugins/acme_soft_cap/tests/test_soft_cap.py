@@ -47,8 +47,8 @@ def attention_and_formula():
     return classes, error
 
 
-def test_the_chosen_layer_computes_the_formula_and_the_others_are_left_alone(world):
-    ((classes, error),) = world(attention_and_formula, 1)
+def test_the_chosen_layer_computes_the_formula_and_the_others_are_left_alone(mindspeed_world):
+    ((classes, error),) = mindspeed_world(attention_and_formula, 1)
 
     assert classes == ["DotProductAttention", "SoftCappedAttention", *["DotProductAttention"] * 2]
     assert error < 1e-6

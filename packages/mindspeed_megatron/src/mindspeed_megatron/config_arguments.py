@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from mindspeed_core.flags.presets import DEFAULT, contradicted
+from mindspeed_core.flags.presets import DEFAULT, with_presets
 from mindspeed_core.resolver.plan import Problem
+from mindspeed_core.resolver.request import asking_flag
 from mindspeed_megatron.config_flags import SPELLINGS, dest_of
 from mindspeed_megatron.config_values import config_values
 from mindspeed_megatron.flags import describing_flags
@@ -25,6 +26,7 @@ from mindspeed_megatron.flags import describing_flags
 if TYPE_CHECKING:
     from mindspeed_core.flags.entries import ParsedArguments
     from mindspeed_core.flags.flag_set import FlagSet
+    from mindspeed_core.registry import FeatureRecord
 
 C = TypeVar("C")
 
@@ -198,3 +200,37 @@ def _defaults() -> Mapping[str, Any]:
 @cache
 def _dests() -> frozenset[str]:
     return frozenset(_defaults()) | DERIVED
+
+
+def contradicted(
+    records: Iterable[FeatureRecord],
+    args: Namespace,
+    provenance: Mapping[str, str],
+    said: Mapping[str, tuple[Any, str]],
+) -> list[Problem]:
+    """Return the problems of presets that a program's own configurations contradict.
+
+    The program builds its model from the configurations: what a preset says would have no effect.
+
+    Args:
+        records: features that may have presets.
+        args: the arguments, with what the configurations say.
+        provenance: where each of them came from.
+        said: by argument what the configurations say, and the name of the field.
+    """
+    problems = []
+    for feature in (record.cls for record in with_presets(records, args)):
+        try:
+            preset = dict(feature.presets(args))
+        except (Exception, SystemExit):
+            # What fails was reported, or left out, when the flags were read.
+            continue
+        flag = asking_flag(feature, args, provenance)
+        # In the preset's order, which is the same on every rank.
+        for dest in (dest for dest in preset if dest in said):
+            value, source = said[dest]
+            if value != preset[dest] and not provenance.get(dest, DEFAULT).startswith("flag "):
+                wrong = f"it sets {dest} to {preset[dest]!r}, but {source} is {value!r}"
+                remedy = f"build the configuration as it says, or leave {flag or 'the feature'} out"
+                problems.append(Problem("E-CONFIG", wrong, remedy, feature.name, flag))
+    return problems

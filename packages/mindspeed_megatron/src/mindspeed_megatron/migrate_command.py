@@ -12,8 +12,8 @@ import click
 from mindspeed_core.errors import UserError
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS
 from mindspeed_core.terminal.foreign_text import emit
+from mindspeed_core.terminal.listing import say
 from mindspeed_core.terminal.training_flags import UNPROCESSED_FLAGS, host_option, training_flags
-from mindspeed_core.terminal.wrapped import say
 
 if TYPE_CHECKING:
     from mindspeed_core.flags.flag_set import FlagSet

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindspeed_core.terminal.foreign_text import clean
-from mindspeed_core.terminal.wrapped import columns, ljust, say, width, words
+from mindspeed_core.terminal.listing import columns, ljust, say, width, words
 
 
 def print_table(

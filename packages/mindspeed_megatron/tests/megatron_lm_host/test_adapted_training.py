@@ -7,7 +7,7 @@ from pathlib import Path
 import fake_training as fake
 import pytest
 
-from mindspeed_core.registry import core_stages
+from mindspeed_core.discovery.stages import core_stages
 from mindspeed_testing.worlds import run_world
 from mindspeed_train import loop as _standalone  # noqa: F401 - preloads what worlds need
 

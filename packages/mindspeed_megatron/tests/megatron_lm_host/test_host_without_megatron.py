@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 from mindspeed_core.cli.features import program
 from mindspeed_core.discovery.host import ERROR, NOTE, OK
+from mindspeed_core.discovery.stages import core_stages
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.platforms.cpu import CpuPlatform
-from mindspeed_core.registry import Registry, core_stages
+from mindspeed_core.registry import Registry
 from mindspeed_megatron.hosts.megatron_lm import checkout
 from mindspeed_megatron.hosts.megatron_lm.flags import _of_record, flags_of
 from mindspeed_megatron.hosts.megatron_lm.patch_table import (

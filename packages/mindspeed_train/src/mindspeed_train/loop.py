@@ -24,6 +24,7 @@ from mindspeed_train.manual_collection import (
     collecting_by_hand,
 )
 from mindspeed_train.monitoring.dry_run_log import STEPS, DryRunLog
+from mindspeed_train.monitoring.live import ENDED, FAILED
 from mindspeed_train.monitoring.measures import Measures
 from mindspeed_train.monitoring.run_log import RunLog, announce, open_run_log
 from mindspeed_train.setup import setup, teardown
@@ -159,7 +160,7 @@ def _end(session: Session, run: Run | None, log: RunLog | None, failed: bool) ->
         if log is not None:
             if not failed and run is not None and not session.platform.dry_run:
                 log.say(last_words(run))
-            log.close()
+            log.close(FAILED if failed else ENDED)
         if run is not None:
             let_go_of_graphs(run.model)
         if failed:

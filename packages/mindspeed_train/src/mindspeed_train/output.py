@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from mindspeed_core.terminal.foreign_text import clean
+from mindspeed_core.terminal.listing import for_terminal
 
 
 def silence(stream: TextIO) -> None:
@@ -30,9 +31,10 @@ def settle_output() -> None:
             silence(stream)
 
 
-def say(text: str, descriptor: int = 2) -> None:
-    """Write a line past all buffers, for threads that watch; that nobody reads it is no error."""
-    line = f"{clean(text, lines=True)}\n".encode(errors="replace")
+def say(text: str) -> None:
+    """Write a line on standard error past all buffers, for threads that watch; none need read it."""
+    shown = clean(text, lines=True) if sys.stderr is None else for_terminal(text, sys.stderr)
+    line, descriptor = f"{shown}\n".encode(errors="replace"), 2
     with suppress(OSError):
         while line:
             line = line[os.write(descriptor, line) :]

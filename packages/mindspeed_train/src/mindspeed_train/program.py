@@ -17,6 +17,7 @@ from mindspeed_core.cli.commands import TRAIN_PROGRAM, TRAIN_WORDS
 from mindspeed_core.discovery.entry_points import TRAIN_COMMANDS, load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.terminal.errors import EXIT_INTERRUPTED, guarded, traceback_option
+from mindspeed_core.terminal.program import print_click_error
 from mindspeed_megatron.broken_packages import guard_imports
 from mindspeed_train.interrupts import ends_at_once, raise_again
 from mindspeed_train.output import settle_output
@@ -32,7 +33,10 @@ _LAUNCH_FLAGS = ("--nproc", "--max-restarts")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit status: 0 done, 1 a problem (printed), 2 wrong usage, 130 after Ctrl-C."""
+    """Run the program; the exit status: 0 done, 1 a problem (printed), 2 wrong usage, 130 after Ctrl-C.
+
+    Of wrong usage are words that mean nothing here: unknown commands and flags, values of the wrong type.
+    """
     guard_imports()
     with (
         ends_at_once(for_good=argv is None),
@@ -49,12 +53,14 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     if _COMPLETION in os.environ:
         return guarded(_complete)
-    from mindspeed_train.program_help import HELP, requested_topic
+    from mindspeed_train.program_help import HELP, print_first_steps, requested_topic
 
     launching, rest = _split(arguments)
     if rest and rest[0] == "completion":
         return guarded(lambda: _print_completion_script(rest[1:]))
-    if not arguments or (rest and rest[0] in TRAIN_WORDS):
+    if not arguments:
+        return guarded(print_first_steps)
+    if rest and rest[0] in TRAIN_WORDS:
         return guarded(lambda: _help(HELP[0], rest[1] if len(rest) > 1 else ""))
     if rest and not rest[0].startswith("-"):
         return _command(launching, rest)
@@ -85,7 +91,7 @@ def _command(launching: Sequence[str], rest: Sequence[str]) -> int:
             return _run_command(launching, rest)
         except click.ClickException as error:
             if not worker.send_message("explained", _shown(error), status=error.exit_code):
-                error.show()
+                print_click_error(error)
             return error.exit_code
         except KeyboardInterrupt:
             if not worker.supervised():
@@ -105,7 +111,6 @@ def _command(launching: Sequence[str], rest: Sequence[str]) -> int:
 
 def _run_command(launching: Sequence[str], rest: Sequence[str]) -> int:
     """Run a command in this process, or in the workers that ``launching`` asks for."""
-    from mindspeed_core.errors import ArgumentError
     from mindspeed_core.terminal.program import run_command
     from mindspeed_megatron.launch import environment, store, worker
     from mindspeed_megatron.quiet import quieten
@@ -119,10 +124,10 @@ def _run_command(launching: Sequence[str], rest: Sequence[str]) -> int:
     if launch is not None and "--help" not in rest:
         if launch.max_restarts:
             reason = f"the command {name} is not started again after a failure"
-            raise ArgumentError("--max-restarts", launch.max_restarts, reason, "leave it out")
+            raise start.LaunchArgumentError("--max-restarts", launch.max_restarts, reason, "leave it out")
         if not is_parallel(command):
             reason = f"the command {name} works in one process"
-            raise ArgumentError("--nproc", launch.nproc, reason, "leave it out")
+            raise start.LaunchArgumentError("--nproc", launch.nproc, reason, "leave it out")
         return start.supervise(rest, launch, main)
     raise_again()
     if not is_parallel(command):
@@ -139,7 +144,7 @@ def _shown(error: click.ClickException) -> str:
     from io import StringIO
 
     text = StringIO()
-    error.show(text)
+    print_click_error(error, text)
     return text.getvalue()
 
 
@@ -229,10 +234,12 @@ def _train(arguments: Sequence[str]) -> int:
             return start.launch(arguments, launch, _train)
         worker.attach()
         from mindspeed_core.activation import prepare
+        from mindspeed_train.launch.last_save import CommandLine
 
         session = prepare(arguments, host=DEFAULT_HOST)
         if session.args.plan_only:
             return _print_plan(arguments)
+        session.state(CommandLine).arguments = tuple(arguments)
         with session:
             load_object(session.host.train)(session)
     except KeyboardInterrupt as interrupt:

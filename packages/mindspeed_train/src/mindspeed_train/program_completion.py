@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mindspeed_core.cli.completion_command import SHELLS, completion_script
-from mindspeed_core.errors import UserError
+from mindspeed_core.errors import UsageError
 from mindspeed_core.terminal.foreign_text import emit
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def print_script(program: str, shell: str) -> int:
     """Print the completion script of a shell.
 
     Raises:
-        UserError: completion exists for other shells only.
+        UsageError: completion exists for other shells only.
     """
     if shell not in SHELLS:
-        raise UserError(f"completion {shell or 'SHELL'}: name one of {', '.join(SHELLS)}")
+        raise UsageError(f"completion {shell or 'SHELL'}: name one of {', '.join(SHELLS)}")
     emit(completion_script(click.Group(), program, VARIABLE, shell))
     return 0
 

@@ -11,13 +11,12 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from mindspeed_core.discovery.extensions import BROUGHT_BY
-from mindspeed_core.errors import UserError
+from mindspeed_core.errors import UsageError
 from mindspeed_core.flags.core import CORE_OWNER
 from mindspeed_core.flags.help import help_text, placeholder
 from mindspeed_core.flags.values import arity, kind_of_flag
 from mindspeed_core.terminal.foreign_text import emit
-from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_labelled, print_rows
-from mindspeed_core.terminal.wrapped import say
+from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_labelled, print_rows, say
 
 if TYPE_CHECKING:
     from mindspeed_core.flags.entries import FlagEntry
@@ -37,6 +36,16 @@ USAGE = (
 )
 
 
+FIRST_STEPS = (
+    ("mindspeed-train FLAGS", "train (also under torchrun, srun)"),
+    ("mindspeed-train --nproc N FLAGS", "train in N processes"),
+    ("mindspeed-train FLAGS --plan-only", "say what would be switched on"),
+    ("mindspeed-train --help", "families of flags, commands"),
+    ("mindspeed-train --help FAMILY", "the flags of one family"),
+    ("mindspeed-train --help-flag FLAG", "one flag and all about it"),
+)
+
+
 def requested_topic(arguments: Sequence[str]) -> tuple[str, str] | None:
     """Return which help a command line asks for: ``--help`` with a family, ``--help-flag`` with a flag.
 
@@ -50,6 +59,15 @@ def requested_topic(arguments: Sequence[str]) -> tuple[str, str] | None:
         if name in HELP:
             return HELP[0], value if equals else "" if behind.startswith("-") else behind
     return None
+
+
+def print_first_steps() -> None:
+    """Print what to type first, on ten lines."""
+    print_heading("mindspeed-train trains a model from flags, which have Megatron-LM's names")
+    emit()
+    print_rows([(Cell(line, "name"), text) for line, text in FIRST_STEPS], indent=2, tabs=False)
+    emit()
+    print_hint("mindspeed-features list: what is installed; doctor: whether this machine is fit")
 
 
 def print_help(flags: FlagSet, commands: Mapping[str, str]) -> None:
@@ -91,7 +109,7 @@ def print_family(flags: FlagSet, name: str) -> None:
     """Print the whole help of the flags of a family, a feature, or of every family with the word.
 
     Raises:
-        UserError: there is no such family.
+        UsageError: there is no such family.
     """
     if name == ALL:
         emit(help_text(flags.entries, "mindspeed-train").rstrip())
@@ -109,7 +127,7 @@ def print_family(flags: FlagSet, name: str) -> None:
     if not found:
         close = get_close_matches(wanted, [*families, *flags_of_features(flags)], n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(families)}"
-        raise UserError(f"--help {name}: no family or feature of that name has flags; {hint}")
+        raise UsageError(f"--help {name}: no family or feature of that name has flags; {hint}")
     emit(help_text(found, "mindspeed-train").rstrip())
 
 
@@ -122,16 +140,16 @@ def print_flag(flags: FlagSet, registry: Registry, name: str) -> None:
         name: an option string, with or without dashes.
 
     Raises:
-        UserError: no installed package has the flag; says who does, or what may have been meant.
+        UsageError: no installed package has the flag; says who does, or what may have been meant.
     """
     if not name.strip("-"):
-        raise UserError(f"{HELP_FLAG}: name a flag, for instance {HELP_FLAG} --num-layers")
+        raise UsageError(f"{HELP_FLAG}: name a flag, for instance {HELP_FLAG} --num-layers")
     option = name if name.startswith("--") else f"--{name.lstrip('-')}"
     if option not in flags:
         option = next((o for o in (option.replace("_", "-"), option.replace("-", "_")) if o in flags), option)
     if option not in flags:
         problem = flags.unknown(option)
-        raise UserError(f"{option}: {problem.reason}; {problem.remedy}")
+        raise UsageError(f"{option}: {problem.reason}; {problem.remedy}")
     entry = flags[option]
     flag = entry.flag
     print_heading(flag.name if flag.is_switch else f"{flag.name} {placeholder(flag)}")

@@ -54,11 +54,11 @@ STAGES = "--pipeline-model-parallel-size 2"
         pytest.param("deepseek-v3", f"{EXPERTS} {STAGES} {OVERLAP} --moe-zero-memory level0", 4),
     ],
 )
-def test_a_model_of_experts_equals_one_process(equivalence, name, layout, ranks):
+def test_a_model_of_experts_equals_one_process(mindspeed_equivalence, name, layout, ranks):
     model = MODELS[name].split()
     # The loss over the global batch weighs a micro-batch by those before it, which depends on the replicas.
     plain = 2 if "global_aux_loss" in model else 1
-    equivalence((*model, *layout.split()), model, world_size=ranks, baseline_world_size=plain)
+    mindspeed_equivalence((*model, *layout.split()), model, world_size=ranks, baseline_world_size=plain)
 
 
 @pytest.mark.thorough

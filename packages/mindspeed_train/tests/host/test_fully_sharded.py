@@ -30,8 +30,8 @@ LLAMA = (
         pytest.param(("--tensor-model-parallel-size", "2", "--sequence-parallel"), 4, id="tp2-dp2"),
     ],
 )
-def test_sharded_parameters_train_like_one_process(equivalence, layout, size):
-    equivalence((*SHARDED, *layout), UNTIED, world_size=size, baseline_world_size=1)
+def test_sharded_parameters_train_like_one_process(mindspeed_equivalence, layout, size):
+    mindspeed_equivalence((*SHARDED, *layout), UNTIED, world_size=size, baseline_world_size=1)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_sharded_parameters_train_like_one_process(equivalence, layout, size):
         pytest.param(("--tensor-model-parallel-size", "2", "--sequence-parallel"), 4, id="tp2-dp2"),
     ],
 )
-def test_gated_layers_are_cut_as_they_lie_in_memory(equivalence, layout, size):
-    equivalence((*SHARDED, *LLAMA, *layout), LLAMA, world_size=size, baseline_world_size=1)
+def test_gated_layers_are_cut_as_they_lie_in_memory(mindspeed_equivalence, layout, size):
+    mindspeed_equivalence((*SHARDED, *LLAMA, *layout), LLAMA, world_size=size, baseline_world_size=1)
 
 
 @pytest.mark.parametrize("dtype", [(), ("--bf16",)], ids=["fp32", "bf16"])

@@ -46,8 +46,10 @@ MOE = tuple(
         pytest.param((*FULL, *EP2, *TP2), MOE, 4, id="optim_grads_params-ep2-tp2", marks=THOROUGH),
     ],
 )
-def test_sharded_parameters_train_like_one_process(equivalence, layout, model, size):
-    equivalence((*layout, *model), model, world_size=size, baseline_world_size=1, steps=5, tolerance=5e-5)
+def test_sharded_parameters_train_like_one_process(mindspeed_equivalence, layout, model, size):
+    mindspeed_equivalence(
+        (*layout, *model), model, world_size=size, baseline_world_size=1, steps=5, tolerance=5e-5
+    )
 
 
 def test_random_states_of_tensor_parallel_ranks_stay_apart():
@@ -61,9 +63,9 @@ def test_random_states_of_tensor_parallel_ranks_stay_apart():
     assert abs(without.losses["lm loss"][0] / replicated.losses["lm loss"][0] - 1) > 1e-5
 
 
-def test_without_us_gradients_of_a_rank_with_its_own_experts_are_too_large(equivalence):
+def test_without_us_gradients_of_a_rank_with_its_own_experts_are_too_large(mindspeed_equivalence):
     with pytest.raises(AssertionError, match="quantities differ"):
-        equivalence(
+        mindspeed_equivalence(
             (*FULL, *EP2, *MOE),
             MOE,
             world_size=2,
@@ -73,9 +75,9 @@ def test_without_us_gradients_of_a_rank_with_its_own_experts_are_too_large(equiv
         )
 
 
-def test_what_is_refused_adds_a_ranks_own_gradient_twice(equivalence):
+def test_what_is_refused_adds_a_ranks_own_gradient_twice(mindspeed_equivalence):
     with pytest.raises(AssertionError, match="quantities differ"):
-        equivalence(
+        mindspeed_equivalence(
             (*MEGATRON, "optim"),
             (),
             world_size=2,

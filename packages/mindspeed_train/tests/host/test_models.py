@@ -75,8 +75,10 @@ PREDICTIONS = f"--mtp-num-layers 2 --untie-embeddings-and-output-weights --num-l
         ),
     ],
 )
-def test_a_model_on_a_layout_equals_one_process(equivalence, model, layout, size):
-    equivalence((*model.split(), *layout.split()), model.split(), world_size=size, baseline_world_size=1)
+def test_a_model_on_a_layout_equals_one_process(mindspeed_equivalence, model, layout, size):
+    mindspeed_equivalence(
+        (*model.split(), *layout.split()), model.split(), world_size=size, baseline_world_size=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,20 +91,22 @@ def test_a_model_on_a_layout_equals_one_process(equivalence, model, layout, size
         "--num-virtual-stages-per-pipeline-rank 2",
     ],
 )
-def test_layers_placed_otherwise_train_alike(equivalence, stages):
-    equivalence((*PP2.split(), *stages.split()), (), world_size=2, baseline_world_size=1)
+def test_layers_placed_otherwise_train_alike(mindspeed_equivalence, stages):
+    mindspeed_equivalence((*PP2.split(), *stages.split()), (), world_size=2, baseline_world_size=1)
 
 
-def test_embedding_and_loss_count_as_layers(equivalence):
+def test_embedding_and_loss_count_as_layers(mindspeed_equivalence):
     model = "--num-layers 6"
     counted = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
-    equivalence(f"{model} {PP2} {counted}".split(), model.split(), world_size=2, baseline_world_size=1)
+    mindspeed_equivalence(
+        f"{model} {PP2} {counted}".split(), model.split(), world_size=2, baseline_world_size=1
+    )
 
 
-def test_predictions_sit_where_the_layout_says(equivalence):
+def test_predictions_sit_where_the_layout_says(mindspeed_equivalence):
     layout = f"{PP2} --pipeline-model-parallel-layout Et|tmmL"
     model = PREDICTIONS.split()
-    equivalence((*model, *layout.split()), model, world_size=2, baseline_world_size=1)
+    mindspeed_equivalence((*model, *layout.split()), model, world_size=2, baseline_world_size=1)
 
 
 @pytest.mark.parametrize(
@@ -113,19 +117,19 @@ def test_predictions_sit_where_the_layout_says(equivalence):
         "--recompute-granularity full --recompute-method block --recompute-num-layers 1",
     ],
 )
-def test_recomputation_changes_no_bit(equivalence, recompute):
+def test_recomputation_changes_no_bit(mindspeed_equivalence, recompute):
     model = ("--disable-bias-linear", "--num-layers", "2")
-    equivalence((*model, *recompute.split()), model, tolerance=0.0)
+    mindspeed_equivalence((*model, *recompute.split()), model, tolerance=0.0)
 
 
-def test_layers_of_predictions_are_not_recomputed_by_blocks(equivalence):
+def test_layers_of_predictions_are_not_recomputed_by_blocks(mindspeed_equivalence):
     block = "--recompute-granularity full --recompute-method block --recompute-num-layers 1"
-    equivalence((*PREDICTIONS.split(), *block.split()), PREDICTIONS.split(), tolerance=0.0)
+    mindspeed_equivalence((*PREDICTIONS.split(), *block.split()), PREDICTIONS.split(), tolerance=0.0)
 
 
-def test_without_us_latent_attention_loses_gradients_of_other_ranks(equivalence):
+def test_without_us_latent_attention_loses_gradients_of_other_ranks(mindspeed_equivalence):
     with pytest.raises(AssertionError, match="linear_kv_down_proj"):
-        equivalence(
+        mindspeed_equivalence(
             (*LATENT.split(), *TP2.split()),
             LATENT.split(),
             world_size=2,
@@ -134,10 +138,12 @@ def test_without_us_latent_attention_loses_gradients_of_other_ranks(equivalence)
         )
 
 
-def test_without_us_a_batched_exchange_of_two_interleaved_ranks_mixes_up_messages(equivalence):
+def test_without_us_a_batched_exchange_of_two_interleaved_ranks_mixes_up_messages(mindspeed_equivalence):
     flags = f"{PP2} --num-layers-per-virtual-pipeline-stage 1".split()
     with pytest.raises(AssertionError, match="quantities differ"):
-        equivalence(flags, (), world_size=2, baseline_world_size=1, probes=("native_parts:BatchedExchange",))
+        mindspeed_equivalence(
+            flags, (), world_size=2, baseline_world_size=1, probes=("native_parts:BatchedExchange",)
+        )
 
 
 def test_predicted_tokens_have_losses_of_their_own():
@@ -147,8 +153,8 @@ def test_predicted_tokens_have_losses_of_their_own():
         assert two.losses[name] == pytest.approx(one.losses[name], rel=1e-5)
 
 
-def test_float16_follows_float32(equivalence):
-    equivalence(
+def test_float16_follows_float32(mindspeed_equivalence):
+    mindspeed_equivalence(
         ("--fp16", "--loss-scale", "128", "--use-distributed-optimizer"),
         (),
         world_size=2,

@@ -70,19 +70,19 @@ OVERLAP = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-pa
         ),
     ],
 )
-def test_experts_on_a_layout_equal_one_process(equivalence, options, layout, size):
+def test_experts_on_a_layout_equal_one_process(mindspeed_equivalence, options, layout, size):
     model = (*MOE, *options.split())
-    equivalence((*model, *layout.split()), model, world_size=size, baseline_world_size=1)
+    mindspeed_equivalence((*model, *layout.split()), model, world_size=size, baseline_world_size=1)
 
 
 @pytest.mark.parametrize("layout", [(*TP2, *ETP1), (*TP2, *ETP1, *EP2)], ids=["ep1", "ep2"])
-def test_experts_with_biases_equal_one_process(equivalence, layout):
-    equivalence((*BIASED, *layout), BIASED, world_size=2, baseline_world_size=1)
+def test_experts_with_biases_equal_one_process(mindspeed_equivalence, layout):
+    mindspeed_equivalence((*BIASED, *layout), BIASED, world_size=2, baseline_world_size=1)
 
 
-def test_without_us_whole_experts_of_tensor_parallel_ranks_drift_apart(equivalence):
+def test_without_us_whole_experts_of_tensor_parallel_ranks_drift_apart(mindspeed_equivalence):
     with pytest.raises(AssertionError, match=r"experts\.linear_fc"):
-        equivalence(
+        mindspeed_equivalence(
             (*MOE, *TP2, *ETP1),
             MOE,
             world_size=2,
@@ -133,14 +133,18 @@ PREDICTIONS = ("--mtp-num-layers", "1", "--untie-embeddings-and-output-weights")
 @pytest.mark.parametrize(
     "options", [(), pytest.param(PREDICTIONS, marks=THOROUGH)], ids=["decoder", "predictions"]
 )
-def test_losses_of_experts_weigh_alike_where_gradients_are_averaged_over_tokens(equivalence, options):
+def test_losses_of_experts_weigh_alike_where_gradients_are_averaged_over_tokens(
+    mindspeed_equivalence, options
+):
     model = (*PER_TOKEN, *options)
-    equivalence((*model, *TP2), model, world_size=2, baseline_world_size=1)
+    mindspeed_equivalence((*model, *TP2), model, world_size=2, baseline_world_size=1)
 
 
 GLOBAL = (*MOE, "--moe-router-load-balancing-type", "global_aux_loss", "--moe-aux-loss-coeff")
 ONE = (*GLOBAL, "0.1", "--micro-batch-size", "4")
 
 
-def test_a_global_balance_loss_weighs_alike_on_data_parallel_ranks(equivalence):
-    equivalence((*GLOBAL, "0.1", "--micro-batch-size", "2"), ONE, world_size=2, baseline_world_size=1)
+def test_a_global_balance_loss_weighs_alike_on_data_parallel_ranks(mindspeed_equivalence):
+    mindspeed_equivalence(
+        (*GLOBAL, "0.1", "--micro-batch-size", "2"), ONE, world_size=2, baseline_world_size=1
+    )

@@ -19,7 +19,8 @@ from mindspeed_megatron.flops import FlopCount
 from mindspeed_megatron.instruments.device_peak import measured_cpu_peak, named_peak
 from mindspeed_testing import run_world
 from mindspeed_train.monitoring.measures import detail_lines
-from mindspeed_train.monitoring.run_log import RunLog, format_step, missing_engine_note
+from mindspeed_train.monitoring.run_log import RunLog, missing_engine_note
+from mindspeed_train.monitoring.step_line import format_step
 from mindspeed_train.monitoring.straggler import compare_ranks
 from mindspeed_train.monitoring.throughput import Throughput
 from mindspeed_train.monitoring.timing import StepTimers, merge_times, reported_times
@@ -292,7 +293,7 @@ def test_a_terminal_has_a_bar_below_whole_lines(tmp_path, monkeypatch):
     shown = terminal_output(tmp_path, progress=True)
     assert "\x1b[" in shown
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).splitlines()]
-    assert sum(line.startswith("step ") and line.endswith("(process RSS)") for line in lines) == 4
+    assert sum(line.startswith("step ") and line.endswith(" MiB") for line in lines) == 4
     assert any("━" in line and "4/4" in line for line in lines)
 
 

@@ -86,39 +86,39 @@ SELECTIVE = ("--recompute-granularity", "selective")
         ),
     ],
 )
-def test_a_layout_equals_one_process(equivalence, model, layout, size):
-    equivalence((*model, *layout), model, world_size=size, baseline_world_size=1, steps=5)
+def test_a_layout_equals_one_process(mindspeed_equivalence, model, layout, size):
+    mindspeed_equivalence((*model, *layout), model, world_size=size, baseline_world_size=1, steps=5)
 
 
-def test_gradient_accumulation_equals_one_large_micro_batch(equivalence):
-    equivalence(("--micro-batch-size", "1"), ("--micro-batch-size", "4"))
+def test_gradient_accumulation_equals_one_large_micro_batch(mindspeed_equivalence):
+    mindspeed_equivalence(("--micro-batch-size", "1"), ("--micro-batch-size", "4"))
 
 
-def test_full_recompute_changes_no_bit(equivalence):
+def test_full_recompute_changes_no_bit(mindspeed_equivalence):
     flags = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split()
-    equivalence(flags, (), tolerance=0.0)
+    mindspeed_equivalence(flags, (), tolerance=0.0)
 
 
-def test_bfloat16_follows_float32(equivalence):
-    equivalence(
+def test_bfloat16_follows_float32(mindspeed_equivalence):
+    mindspeed_equivalence(
         (*LLAMA, "--bf16", *SHARDED), LLAMA, world_size=2, baseline_world_size=1, tolerance=0.1, steps=2
     )
 
 
-def test_sgd_trains_alike_under_data_parallelism(equivalence):
-    equivalence(("--optimizer", "sgd"), ("--optimizer", "sgd"), world_size=2, baseline_world_size=1)
+def test_sgd_trains_alike_under_data_parallelism(mindspeed_equivalence):
+    mindspeed_equivalence(("--optimizer", "sgd"), ("--optimizer", "sgd"), world_size=2, baseline_world_size=1)
 
 
-def test_a_residual_stream_in_float32_follows_float32(equivalence):
+def test_a_residual_stream_in_float32_follows_float32(mindspeed_equivalence):
     residual = (*LLAMA, "--bf16", "--fp32-residual-connection", *PP2)
-    equivalence(residual, LLAMA, world_size=2, baseline_world_size=1, tolerance=0.05, steps=2)
+    mindspeed_equivalence(residual, LLAMA, world_size=2, baseline_world_size=1, tolerance=0.05, steps=2)
 
 
-def test_without_us_pipeline_stages_disagree_about_the_dtype_of_the_residual_stream(equivalence):
+def test_without_us_pipeline_stages_disagree_about_the_dtype_of_the_residual_stream(mindspeed_equivalence):
     residual = (*LLAMA, "--bf16", "--fp32-residual-connection", *PP2)
     # What a stage reads from memory of another dtype is wrong, or no number at all.
     with pytest.raises((AssertionError, WorldError), match=r"gradients of step|(is|holds) (nan|inf)"):
-        equivalence(
+        mindspeed_equivalence(
             residual,
             LLAMA,
             world_size=2,
@@ -129,14 +129,14 @@ def test_without_us_pipeline_stages_disagree_about_the_dtype_of_the_residual_str
         )
 
 
-def test_saved_activations_can_be_divided_over_tensor_parallel_ranks(equivalence):
+def test_saved_activations_can_be_divided_over_tensor_parallel_ranks(mindspeed_equivalence):
     recompute = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split()
     flags = (*TP2, "--distribute-saved-activations", *recompute)
-    equivalence(flags, (), world_size=2, baseline_world_size=1)
+    mindspeed_equivalence(flags, (), world_size=2, baseline_world_size=1)
 
 
-def test_predictions_on_a_stage_of_their_own_start_beside_tensor_parallelism(equivalence):
+def test_predictions_on_a_stage_of_their_own_start_beside_tensor_parallelism(mindspeed_equivalence):
     predictions = ("--mtp-num-layers", "1", *LLAMA)
-    equivalence(
+    mindspeed_equivalence(
         (*predictions, *TP2, *PP2), predictions, world_size=4, baseline_world_size=1, steps=1, tolerance=1e-4
     )

@@ -15,8 +15,10 @@ from mindspeed_core.run import LoadInfo
 from mindspeed_train.launch import last_save
 from mindspeed_train.launch.last_save import LastSave
 from mindspeed_train.monitoring.curves import draw_loss_curve
+from mindspeed_train.monitoring.live import Status
 from mindspeed_train.monitoring.records import read_metrics
-from mindspeed_train.monitoring.run_log import RunLog, announce, format_step
+from mindspeed_train.monitoring.run_log import RunLog, announce
+from mindspeed_train.monitoring.step_line import format_step
 
 STEP = {
     "step": 3,
@@ -42,11 +44,82 @@ def test_a_step_is_recorded_with_its_whole_precision(tmp_path):
     assert record == {name: value for name, value in STEP.items() if name != "memory_source"}
 
 
-def test_a_step_is_one_line_with_the_source_of_the_memory_figure():
-    line = format_step(STEP, 10)
-    assert "\n" not in line
-    for text in ("step  3/10", "loss 2.123457", "12,345 tokens/s", "1 MiB (process RSS)"):
-        assert text in line
+WHOLE = "step  3/10 | loss 2.123457 | lr 1.000e-03 | grad norm 0.5000 | 12,345 tokens/s | 20.0 ms | 1 MiB"
+
+
+@pytest.mark.parametrize("columns", [None, 120, len(WHOLE)])
+def test_a_step_is_one_whole_line_where_it_fits(columns):
+    assert format_step(STEP, 10, columns) == WHOLE
+
+
+@pytest.mark.parametrize("columns", [30, 40, 60, 80, len(WHOLE) - 1])
+def test_a_narrow_terminal_gets_a_step_in_shorter_words_with_what_matters_most(columns):
+    line = format_step({**STEP, "share_of_peak": 0.5, "tflops_per_device": 3.0, "noise": 0.25}, 10, columns)
+    assert len(line) <= columns
+    assert line.startswith("step  3/10 | loss 2.1235")
+    assert ("12,345 tok/s" in line) == (columns >= 40)
+    assert ("50.0% MFU" in line) == (columns >= 60)
+
+
+def test_memory_from_one_gibibyte_on_is_in_gibibytes():
+    assert format_step({**STEP, "peak_memory_bytes": 3 * 2**29}, 10).endswith(" | 1.5 GiB")
+
+
+def test_the_status_of_a_run_is_a_file_with_the_numbers_of_the_last_step(tmp_path):
+    seen = watch(tmp_path, start=2)
+    seen.step(STEP)
+    training = json.loads((tmp_path / "status.json").read_text())
+    seen.close()
+    ended = json.loads((tmp_path / "status.json").read_text())
+    assert training.pop("seconds_left") >= 0
+    assert training == {
+        "state": "training",
+        "step": 3,
+        "total_steps": 10,
+        "loss": STEP["loss"],
+        "tokens_per_second": 12345.0,
+        "peak_memory_bytes": 2**20,
+    }
+    assert ended["state"] == "ended"
+    assert ended["step"] == 3
+
+
+def test_the_time_left_follows_from_the_steps_of_this_start_and_the_file_is_written_once_a_second(tmp_path):
+    seconds = iter([0.0, 10.0, 10.0, 10.5, 10.5, 12.0])
+    status = Status(total=10, start=2, clock=lambda: next(seconds))
+    status.step({**STEP, "step": 4})
+    status.write(tmp_path)
+    status.values["step"] = 5
+    status.write(tmp_path)
+    assert json.loads((tmp_path / "status.json").read_text())["seconds_left"] == 30.0
+    assert json.loads((tmp_path / "status.json").read_text())["step"] == 4
+    status.write(tmp_path, at_once=True)
+    assert json.loads((tmp_path / "status.json").read_text())["step"] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "checkpoint", "command"),
+    [
+        ("--lr 1 --save ck", "ck/iter_0000007", "--lr 1 --save ck --load ck --run-dir runs/x"),
+        (
+            "--load=old --ckpt-step 3 --finetune --save ck --run-dir a",
+            "ck/iter_0000007",
+            "--save ck --load ck --run-dir runs/x",
+        ),
+        (
+            "--load old --ckpt-step 3 --save ck --run-dir a",
+            "old/iter_0000003",
+            "--load old --ckpt-step 3 --save ck --run-dir runs/x",
+        ),
+    ],
+)
+def test_the_command_that_goes_on_loads_what_is_saved(arguments, checkpoint, command):
+    found = last_save.way_on(arguments.split(), LastSave(7, checkpoint), "runs/x")
+    assert found == f"mindspeed-train {command}"
+
+
+def test_nothing_goes_on_where_nothing_is_saved():
+    assert last_save.way_on(["--lr", "1"], None, "runs/x") == ""
 
 
 def test_the_start_of_a_run_says_what_is_held_back_and_what_features_note(tmp_path):
@@ -60,7 +133,8 @@ def test_the_start_of_a_run_says_what_is_held_back_and_what_features_note(tmp_pa
         train_iters=3,
         explain=False,
     )
-    platform = SimpleNamespace(name="cpu", kinds=lambda: ("cpu",))
+    peak = SimpleNamespace(source="process RSS")
+    platform = SimpleNamespace(name="cpu", kinds=lambda: ("cpu",), dry_run=False, peak_memory=lambda: peak)
     session = SimpleNamespace(plan=plan, platform=platform, provenance={}, state=lambda record: record())
     run = SimpleNamespace(
         args=args,
@@ -76,6 +150,7 @@ def test_the_start_of_a_run_says_what_is_held_back_and_what_features_note(tmp_pa
     said = seen._output.getvalue()
     assert "held back: fast: it is broken" in said
     assert "note: uneven: 12 % idle" in said
+    assert "memory is process RSS of rank 0" in said
 
 
 def test_a_metric_of_a_feature_is_shown_by_its_name():

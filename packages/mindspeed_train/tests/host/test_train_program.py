@@ -84,7 +84,7 @@ def test_an_error_of_every_rank_is_one_message():
 
 def test_unknown_flags_are_reported_together_with_what_was_meant():
     failed = program(*FLAGS, "--hiden-size", "3", "--use-flash-atn")
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert "--hidden-size" in failed.stderr
     assert "--use-flash-attn" in failed.stderr
 

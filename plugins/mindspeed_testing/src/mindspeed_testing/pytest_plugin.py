@@ -5,6 +5,7 @@ Loaded by every pytest run in an environment that has the core, so it imports no
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -46,16 +47,38 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def world() -> Callable[..., list[Any]]:
-    """Return `mindspeed_testing.run_world`: ``world(function, size, *args)``, one result per rank."""
+def mindspeed_world() -> Callable[..., list[Any]]:
+    """Return `mindspeed_testing.run_world`: called with function, size and arguments, one result per rank."""
     from mindspeed_testing.worlds import run_world
 
     return run_world
 
 
 @pytest.fixture(scope="session")
-def equivalence() -> Callable[..., Verdict]:
+def mindspeed_equivalence() -> Callable[..., Verdict]:
     """Return `mindspeed_testing.verify.assert_equivalent`, which compares two short trainings."""
     from mindspeed_testing.verify import assert_equivalent
 
     return assert_equivalent
+
+
+@pytest.fixture(scope="session")
+def world(mindspeed_world: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return `mindspeed_world`, under its name before 0.2."""
+    _renamed("world")
+    return mindspeed_world
+
+
+@pytest.fixture(scope="session")
+def equivalence(mindspeed_equivalence: Callable[..., Verdict]) -> Callable[..., Verdict]:
+    """Return `mindspeed_equivalence`, under its name before 0.2."""
+    _renamed("equivalence")
+    return mindspeed_equivalence
+
+
+def _renamed(name: str) -> None:
+    warnings.warn(
+        f"the fixture {name!r} of mindspeed-testing is called 'mindspeed_{name}'; the old name goes with 0.2",
+        DeprecationWarning,
+        stacklevel=2,
+    )

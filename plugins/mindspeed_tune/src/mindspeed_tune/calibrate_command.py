@@ -69,7 +69,7 @@ def calibrate(
     \b
     mindspeed-tune calibrate --tune-out mine.toml -- mindspeed-train --nproc 2 FLAGS
     """
-    from mindspeed_core.terminal.wrapped import say
+    from mindspeed_core.terminal.listing import say
     from mindspeed_megatron.tables import print_table
     from mindspeed_tune.calibrate import calibrate as run
     from mindspeed_tune.calibrate import hardware_file, write_hardware

@@ -97,7 +97,7 @@ def html(report: Mapping[str, Any]) -> str:
 
 def print_report(report: Mapping[str, Any], rows: int = 10) -> None:
     """Print what a reader wants to know first."""
-    from mindspeed_core.terminal.wrapped import say
+    from mindspeed_core.terminal.listing import say
     from mindspeed_megatron.tables import print_table
 
     for section in list(sections(report))[:2]:

@@ -12,7 +12,7 @@ _NAMED = 3
 
 def print_summary(plan: LaunchPlan) -> None:
     """Print what a reader wants to know first."""
-    from mindspeed_core.terminal.wrapped import say
+    from mindspeed_core.terminal.listing import say
     from mindspeed_megatron.tables import print_table
 
     for line in headline(plan):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mindspeed_core.discovery.installed import package_file
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import Patch
-from mindspeed_core.platforms.accelerator import AcceleratorPlatform
 from mindspeed_core.platforms.machine import first_match
 from mindspeed_core.platforms.platform import Availability, OpeningSession
+from mindspeed_megatron.devices.accelerator import AcceleratorPlatform
 from mindspeed_megatron.devices.without_te import patches_without_te
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import Patch
-from mindspeed_core.platforms.accelerator import AcceleratorPlatform
 from mindspeed_core.platforms.cpu import hold_eager
 from mindspeed_core.platforms.machine import first_match
 from mindspeed_core.platforms.platform import Availability, OpeningSession
+from mindspeed_megatron.devices.accelerator import AcceleratorPlatform
 from mindspeed_megatron.devices.cann import libraries_missing
 from mindspeed_megatron.devices.without_te import patches_without_te
 

@@ -87,11 +87,21 @@ class Facts:
     ascend_devices: int = 0
 
 
-def collect(registry: Registry, host: str = DEFAULT_HOST) -> Facts:
-    """Gather the facts about this machine, for a training with ``host``."""
+def collect(
+    registry: Registry, host: str = DEFAULT_HOST, begin: Callable[[str], object] = lambda _: None
+) -> Facts:
+    """Gather the facts about this machine, for a training with ``host``.
+
+    Args:
+        registry: what is installed.
+        host: its name.
+        begin: called with a few words before each part that takes its time.
+    """
     names = {row.distribution for row in TABLE} | set(FURTHER_DISTRIBUTIONS)
     versions = {name: found for name in sorted(names) if (found := _version(name))}
+    begin("importing torch and megatron-core in another process")
     answer, problem = _probe_torch()
+    begin("asking platforms and the host")
     return Facts(
         versions=versions,
         torch=answer,

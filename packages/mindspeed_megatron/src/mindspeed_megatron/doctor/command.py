@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,14 +11,21 @@ import click
 from mindspeed_core.discovery.host import ERROR, NOTE, OK, WARNING
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS
 from mindspeed_core.terminal.foreign_text import emit
-from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_labelled, print_rows
+from mindspeed_core.terminal.listing import (
+    SEVERITIES,
+    Cell,
+    columns,
+    print_heading,
+    print_hint,
+    print_labelled,
+    print_rows,
+    say,
+)
 from mindspeed_core.terminal.training_flags import host_option
-from mindspeed_core.terminal.wrapped import say
 
 if TYPE_CHECKING:
     from mindspeed_core.discovery.host import Finding
 
-_STYLES = {OK: "good", NOTE: "dim", WARNING: "warning", ERROR: "bad"}
 _WORST_FIRST = (ERROR, WARNING, NOTE)
 
 
@@ -34,7 +42,9 @@ def command(context: click.Context, host: str, everything: bool, as_json: bool) 
     from mindspeed_core.registry import Registry
     from mindspeed_megatron.doctor.checks import collect, examine
 
-    findings = examine(collect(Registry.discover(), host))
+    _begin("reading what is installed")
+    findings = examine(collect(Registry.discover(), host, _begin))
+    _begin("")
     failed = any(finding.severity == ERROR for finding in findings)
     if as_json:
         import json
@@ -44,6 +54,13 @@ def command(context: click.Context, host: str, everything: bool, as_json: bool) 
     else:
         print_findings(findings, everything=everything)
     context.exit(EXIT_PROBLEMS if failed else 0)
+
+
+def _begin(part: str) -> None:
+    """Say on a terminal what is being done, in place of the part before; nothing more for an empty text."""
+    if columns(sys.stderr) is not None:
+        sys.stderr.write(f"\r\x1b[K{part} ..." if part else "\r\x1b[K")
+        sys.stderr.flush()
 
 
 def print_findings(findings: Sequence[Finding], *, everything: bool = False) -> None:
@@ -67,7 +84,7 @@ def print_findings(findings: Sequence[Finding], *, everything: bool = False) -> 
         wide = max((len(finding.subject) for finding in members), default=0)
         for finding in members:
             label = f"{finding.subject:<{wide}}"
-            print_labelled(label, Cell(finding.found), wide=wide, style=_STYLES[severity], indent=2)
+            print_labelled(label, Cell(finding.found), wide=wide, style=SEVERITIES[severity], indent=2)
             if finding.remedy:
                 # A command to copy stays in one piece.
                 emit(f"{'':<{wide + 4}}-> {finding.remedy}")

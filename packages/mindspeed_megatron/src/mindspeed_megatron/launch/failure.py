@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import LostPeerError
-from mindspeed_core.terminal.errors import EXIT_PROBLEMS, EXPLAINED, print_error
+from mindspeed_core.terminal.errors import EXPLAINED, exit_status, print_error
 from mindspeed_megatron.launch import worker
 from mindspeed_megatron.launch.meeting import MeetingError
 
@@ -50,9 +50,10 @@ def report(error: BaseException) -> int:
     rank printed its own.
     """
     kind = "explained" if isinstance(error, EXPLAINED) else "unexpected"
-    if worker.send_message("consequence" if is_consequence(error) else kind, _text(error)):
+    kind, status = "consequence" if is_consequence(error) else kind, exit_status(error)
+    if worker.send_message(kind, _text(error), status=status):
         # The supervisor gets every rank's message, and prints that of the one that failed first.
-        return EXIT_PROBLEMS
+        return status
     rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     if world != "1":
         if (
@@ -61,14 +62,14 @@ def report(error: BaseException) -> int:
             and os.environ.get("LOCAL_RANK") != "0"
         ):
             # Rank 0 prints the same message, and so does the first rank of every other node.
-            return EXIT_PROBLEMS
+            return status
         store = _shared_store()
         if store is not None and not _claim(store, is_consequence(error)):
-            return EXIT_PROBLEMS
+            return status
         with contextlib.suppress(OSError, ValueError):
             print(f"rank {rank} of {world}:", file=sys.stderr)
     print_error(error)
-    return EXIT_PROBLEMS
+    return status
 
 
 def _text(error: BaseException) -> str:

@@ -24,11 +24,19 @@ if TYPE_CHECKING:
 
 
 def last_words(run: Run) -> str:
-    """Return the last line of a run: the step that is saved, and the run's folder."""
+    """Return the last lines of a run: the steps done, the command to go on, what is saved, and its folder."""
     saved = run.session.state(Saver).published
     if saved is None:
         saved = begun_from(run)
-    return last_save.sentence(saved, run.run_dir)
+    done, total = run.iteration, run.args.train_iters
+    said = f"all {total} steps are done" if done >= total else f"{done} of {total} steps are done"
+    arguments = run.session.state(last_save.CommandLine).arguments
+    if command := last_save.way_on(arguments, saved, run.run_dir):
+        launched = run.dist.world_size > 1 and "--nproc" not in " ".join(arguments)
+        on = "train on with more --train-iters" if done >= total else "go on"
+        # A command to copy stays in one piece.
+        said += f"; {on}{' in the same launcher' if launched else ''} with\n    -> {command}"
+    return f"{said}\n{last_save.sentence(saved, run.run_dir)}"
 
 
 def begun_from(run: Run) -> LastSave | None:

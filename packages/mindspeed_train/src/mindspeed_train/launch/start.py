@@ -36,11 +36,17 @@ PRELOAD = (
 """Imported before the first fork, with the modules of the host's stages and of its training."""
 
 
+class LaunchArgumentError(ArgumentError):
+    """Flag about processes that cannot work, told from the command line alone."""
+
+    exit_status = 2
+
+
 def requested_launch(arguments: Sequence[str]) -> argparse.Namespace | None:
     """Return the launch that a command line asks for; None to train in this very process.
 
     Raises:
-        ArgumentError: workers are asked for by two launchers, or the number is no number that can be started.
+        LaunchArgumentError: workers are asked for by two launchers, or their number cannot be started.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--nproc", type=int)
@@ -56,12 +62,12 @@ def requested_launch(arguments: Sequence[str]) -> argparse.Namespace | None:
         # argparse takes a word with a dash for a flag of its own.
         value = behind[0] if behind and behind[0].startswith("-") else None
         remedy = f"write one value behind {flag}, with = between them where it begins with a dash"
-        raise ArgumentError(flag, value, str(error.message), remedy) from error
+        raise LaunchArgumentError(flag, value, str(error.message), remedy) from error
     if worker.supervised():
         return None
     if found.nproc is None:
         if found.max_restarts:
-            raise ArgumentError(
+            raise LaunchArgumentError(
                 "--max-restarts",
                 found.max_restarts,
                 "only workers that were started here can be restarted",
@@ -69,14 +75,16 @@ def requested_launch(arguments: Sequence[str]) -> argparse.Namespace | None:
             )
         return None
     if found.nproc < 1:
-        raise ArgumentError("--nproc", found.nproc, "must be at least 1", "drop it for one process")
+        raise LaunchArgumentError("--nproc", found.nproc, "must be at least 1", "drop it for one process")
     if found.nproc > _MOST_WORKERS:
         reason = f"is more than {_MOST_WORKERS} processes on one machine"
-        raise ArgumentError("--nproc", found.nproc, reason, f"use at most {_MOST_WORKERS}")
+        raise LaunchArgumentError("--nproc", found.nproc, reason, f"use at most {_MOST_WORKERS}")
     if found.max_restarts < 0:
-        raise ArgumentError("--max-restarts", found.max_restarts, "must not be negative", "use 0 or more")
+        raise LaunchArgumentError(
+            "--max-restarts", found.max_restarts, "must not be negative", "use 0 or more"
+        )
     if "RANK" in os.environ:
-        raise ArgumentError(
+        raise LaunchArgumentError(
             "--nproc", found.nproc, "another launcher started this process already (RANK is set)", "drop it"
         )
     return found
@@ -112,7 +120,7 @@ def supervise(
         return _fork(setup, lambda: main(arguments)) if forks else _spawn(setup, arguments)
 
     return Supervisor(
-        start, found.nproc, found.max_restarts, lambda: last_save.last_words(found.run_dir)
+        start, found.nproc, found.max_restarts, lambda: last_save.last_words(found.run_dir, arguments)
     ).run()
 
 

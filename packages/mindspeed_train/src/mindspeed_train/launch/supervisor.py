@@ -291,7 +291,8 @@ class Supervisor:
 
     def _print_last_words(self, said: str = "") -> None:
         words = self._last_words()
-        if words and not said.rstrip().endswith(words):
+        # The last of the lines, which a worker may have said.
+        if words and not said.rstrip().endswith(words.rpartition("\n")[2]):
             say(words)
 
     def _print_cause(self, cause: Cause, restart: int) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mindspeed_core.terminal.listing import for_terminal
 from mindspeed_train.checkpoint.dry_run import unread_bytes
 from mindspeed_train.monitoring.run_log import RunLog
 
@@ -43,8 +44,8 @@ class DryRunLog(RunLog):
         )
 
     def say(self, text: str) -> None:
-        """Print a line."""
-        print(text, file=self._to, flush=True)
+        """Print lines."""
+        print(for_terminal(text, self._to), file=self._to, flush=True)
 
     def end(self) -> None:
         """Show what the phases of a step held, what was communicated, and that no other number is real."""

@@ -1,4 +1,4 @@
-"""The log of a run: lines or a progress bar for people, ``metrics.jsonl`` and charts for programs.
+"""The log of a run: lines and a live line for people, ``metrics.jsonl``, its status and charts for programs.
 
 Whatever of it fails is told once, and training goes on.
 """
@@ -6,11 +6,9 @@ Whatever of it fails is told once, and training goes on.
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,33 +16,27 @@ import torch.distributed as dist
 
 from mindspeed_core.discovery.installed import installed_version
 from mindspeed_core.errors import UserError
-from mindspeed_core.flags.notes import lines
-from mindspeed_core.terminal.foreign_text import clean
+from mindspeed_core.terminal.listing import columns, for_terminal
+from mindspeed_megatron.flag_notes import lines
 from mindspeed_megatron.model_state import LoadedWeights
 from mindspeed_megatron.spared_failures import SparedFailures
 from mindspeed_train.checkpoint.save_policy import begun_from
 from mindspeed_train.launch import last_save
 from mindspeed_train.launch.last_save import LastSave
 from mindspeed_train.monitoring import records
+from mindspeed_train.monitoring.live import ENDED, LiveLine, Status
 from mindspeed_train.monitoring.measures import detail_lines
 from mindspeed_train.monitoring.records import RecordFile, Records
+from mindspeed_train.monitoring.step_line import format_step
 from mindspeed_train.monitoring.writers import open_writers
 from mindspeed_train.output import silence
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from mindspeed_core.run import Run
     from mindspeed_train.monitoring.writers import Writers
 
 _GONE = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO)
 """Errors of an output that nobody will ever read again."""
-# Numbers that the line of a step shows in its own words, or that have lines of their own.
-_SHOWN = (
-    *("step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "step_ms", "peak_memory_bytes"),
-    *("tflops_per_device", "hardware_tflops_per_device", "share_of_peak"),
-    *("straggler_rank", "straggler_ratio", "memory_source", "skipped"),
-)
 
 
 def open_run_log(run: Run) -> RunLog:
@@ -99,13 +91,13 @@ class RunLog:
         writers: Writers | None = None,
         failures: SparedFailures | None = None,
     ) -> None:
-        """Open ``metrics.jsonl`` and, on a terminal, a progress bar.
+        """Open ``metrics.jsonl`` and, on a terminal, draw a live line.
 
         Args:
             run_dir: the run's folder; None on ranks that log nothing.
             total: steps of the whole run.
             start: steps already done (a resume); later records of an earlier attempt are moved aside.
-            progress: show a live bar when the output is a terminal.
+            progress: show a live line when the output is a terminal.
             output: where lines go; standard output by default.
             writers: chart programs, which get every record too.
             failures: those that were told.
@@ -119,8 +111,8 @@ class RunLog:
         self._run_dir = run_dir
         self._file: RecordFile | None = None
         self._unread = False
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._live: LiveLine | None = None
+        self._status = Status(total, start)
         if run_dir is None:
             return
         with self._failures.spare(f"--run-dir {run_dir}"):
@@ -130,32 +122,18 @@ class RunLog:
             if moved is not None:
                 self.say(f"records behind step {start} are in {moved} now")
         if progress and self._output.isatty():
-            self._start_bar(start)
-
-    def _start_bar(self, start: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(file=self._output),
-        )
-        self._task = self._bar.add_task("training", total=self.total, completed=start)
-        self._bar.start()
+            self._live = LiveLine(self._output, self._status)
 
     def step(self, numbers: Mapping[str, Any]) -> None:
         """Show and record one logged step."""
         if not self.active:
             return
         self._record({name: value for name, value in numbers.items() if name != "memory_source"})
-        if self._bar is not None and self._task is not None:
-            short = f"loss {numbers['loss']:.4f}" if numbers.get("loss") is not None else "training"
-            # Its thread draws it.
-            self._bar.update(self._task, completed=numbers["step"], description=short)
-        for line in (format_step(numbers, self.total), *detail_lines(numbers)):
+        self._status.step(numbers)
+        self._write_status()
+        if self._live is not None:
+            self._live.update(self._status)
+        for line in (format_step(numbers, self.total, columns(self._output)), *detail_lines(numbers)):
             self.say(line)
 
     def validation(self, step: int, losses: Mapping[str, float], split: str = "valid") -> None:
@@ -170,11 +148,11 @@ class RunLog:
         self.say(" | ".join([line, *(f"{each} {loss:.6f}" for each, loss in several.items())]))
 
     def say(self, text: str) -> None:
-        """Print a line beside the progress bar."""
+        """Print lines, wrapped between words where a terminal is too narrow, above the live line."""
         if not self.active or self._unread:
             return
-        text = clean(text, lines=True)
         try:
+            text = for_terminal(text, self._output)
             self._print(text)
         except UnicodeEncodeError:
             self._print(text.encode("ascii", "backslashreplace").decode())
@@ -182,14 +160,10 @@ class RunLog:
             self._output_failed(error)
 
     def _print(self, text: str) -> None:
-        if self._bar is None:
+        if self._live is None:
             print(text, file=self._output, flush=True)
-            return
-        try:
-            self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
-        except SystemExit as error:
-            # A console of rich answers a reader that has gone with the end of the program.
-            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from error
+        else:
+            self._live.say(text)
 
     def note_save(self, save: LastSave) -> None:
         """Note a published checkpoint in the run's folder."""
@@ -197,14 +171,25 @@ class RunLog:
             with self._failures.spare(f"--run-dir {self._run_dir}"):
                 last_save.write(self._run_dir, save)
 
-    def close(self) -> None:
-        """Stop the bar and close the file."""
-        self._drop_bar()
+    def close(self, state: str = ENDED) -> None:
+        """Close the files and stop the live line.
+
+        Args:
+            state: ``ended`` or ``failed``, the last one in ``status.json``.
+        """
+        self._drop_live_line()
+        self._status.values = {**self._status.values, "state": state}
+        self._write_status(at_once=True)
         if self._file is not None:
             self._file.close()
         if self._writers is not None:
             self._writers.close()
         self.active = False
+
+    def _write_status(self, *, at_once: bool = False) -> None:
+        if self._run_dir is not None:
+            with self._failures.spare(f"--run-dir {self._run_dir}"):
+                self._status.write(self._run_dir, at_once=at_once)
 
     def _record(self, record: Mapping[str, Any]) -> None:
         if self._file is not None:
@@ -215,7 +200,7 @@ class RunLog:
 
     def _output_failed(self, error: Exception) -> None:
         """Say nothing more where nobody reads; a disk that is full may have room later."""
-        self._drop_bar()
+        self._drop_live_line()
         if isinstance(error, ValueError) or error.errno in _GONE:  # type: ignore[attr-defined]
             self._unread = True
             if self._output is sys.stdout:
@@ -223,43 +208,10 @@ class RunLog:
                 silence(self._output)
         self._failures.tell("standard output", error)
 
-    def _drop_bar(self) -> None:
-        bar, self._bar = self._bar, None
-        if bar is not None:
-            with suppress(OSError, ValueError, SystemExit):
-                bar.stop()
-
-
-def format_step(numbers: Mapping[str, Any], total: int) -> str:
-    """Format one logged step as one line."""
-    parts = [f"step {numbers['step']:>{len(str(total))}}/{total}"]
-    if numbers.get("loss") is not None:
-        parts.append(f"loss {numbers['loss']:.6f}")
-    if numbers.get("learning_rate") is not None:
-        parts.append(f"lr {numbers['learning_rate']:.3e}")
-    if numbers.get("grad_norm") is not None:
-        parts.append(f"grad norm {numbers['grad_norm']:.4f}")
-    if numbers.get("tokens_per_second") is not None:
-        parts.append(f"{numbers['tokens_per_second']:,.0f} tokens/s")
-    if "tflops_per_device" in numbers:
-        parts.append(_format_throughput(numbers))
-    parts.append(f"{numbers['step_ms']:.1f} ms")
-    parts.append(f"{numbers['peak_memory_bytes'] / 2**20:,.0f} MiB ({numbers['memory_source']})")
-    if numbers.get("skipped"):
-        parts.append("update skipped")
-    for name, value in numbers.items():
-        if name not in _SHOWN and isinstance(value, (int, float)):
-            parts.append(f"{name} {value:.6g}")
-    return " | ".join(parts)
-
-
-def _format_throughput(numbers: Mapping[str, Any]) -> str:
-    text = f"{numbers['tflops_per_device']:.3g} TFLOP/s per device"
-    if "hardware_tflops_per_device" in numbers:
-        text += f" ({numbers['hardware_tflops_per_device']:.3g} with recompute)"
-    if "share_of_peak" in numbers:
-        text += f", {numbers['share_of_peak']:.1%} of peak"
-    return text
+    def _drop_live_line(self) -> None:
+        line, self._live = self._live, None
+        if line is not None:
+            line.stop()
 
 
 def announce(run: Run, log: RunLog, seconds: float) -> None:
@@ -289,7 +241,9 @@ def announce(run: Run, log: RunLog, seconds: float) -> None:
     start = _start(run)
     work = f"validating {start}" if args.skip_train else f"training {start} to step {args.train_iters}"
     where = "no files" if run.run_dir is None else f"files in {run.run_dir}"
-    log.say(f"{work}, set up in {seconds:.1f} s, {where}")
+    platform = run.session.platform
+    source = "" if platform.dry_run else f", memory is {platform.peak_memory().source} of rank 0"
+    log.say(f"{work}, set up in {seconds:.1f} s{source}, {where}")
 
 
 def missing_engine_note(kinds: Collection[str], version: str) -> str:

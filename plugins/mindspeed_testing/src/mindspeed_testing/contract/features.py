@@ -19,8 +19,8 @@ from mindspeed_core.feature import Conflict, Requirement, Scenario
 from mindspeed_core.flags.announced import flag_owners
 from mindspeed_core.flags.flag_set import FlagSet, flag_set
 from mindspeed_core.registry import FeatureRecord, RegistryError
-from mindspeed_core.resolver.asking import failure
 from mindspeed_core.resolver.plan import Plan, PlanError, Problem
+from mindspeed_core.resolver.request import failure
 from mindspeed_core.resolver.resolve import resolve
 from mindspeed_megatron.upstream.table import is_judged
 from mindspeed_testing.contract.flags_read import FLAGS_READ, unread_flags

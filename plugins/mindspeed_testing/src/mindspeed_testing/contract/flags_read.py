@@ -17,8 +17,8 @@ from typing import Any
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import FeatureRecord
-from mindspeed_core.resolver.asking import failure
 from mindspeed_core.resolver.index import index_of
+from mindspeed_core.resolver.request import failure
 from mindspeed_testing.contract.rules import Contract
 from mindspeed_testing.model_flags import training_flags
 from mindspeed_testing.proof_files import flags_with_files

@@ -15,8 +15,8 @@ from mindspeed_core.discovery.entry_points import (
     HOSTS,
     PLATFORMS,
     TRAIN_COMMANDS,
+    Installed,
     Source,
-    sources,
 )
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Feature, Scenario
@@ -155,7 +155,7 @@ class Contract:
 
     def sources(self, group: str) -> list[Source]:
         """Return its entry points of a group."""
-        return [source for source in sources(group) if _same(source.dist, self.dist)]
+        return [source for source in Installed().sources(group) if _same(source.dist, self.dist)]
 
     def runs_here(self, feature: type[Feature]) -> Iterator[Scenario]:
         """Return the feature's scenarios that apply to the platform."""

@@ -19,14 +19,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mindspeed_core.errors import SessionError
-from mindspeed_core.flags.notes import lines
-from mindspeed_core.flags.presets import contradicted
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.resolver.resolve import resolve
 from mindspeed_core.run import DistInfo, Run
 from mindspeed_core.runtime.process_groups import current_world, look_for_unclean_ends
 from mindspeed_core.session import Session
-from mindspeed_megatron.config_arguments import described, unset
+from mindspeed_megatron.config_arguments import contradicted, described, unset
+from mindspeed_megatron.flag_notes import lines
 from mindspeed_megatron.rank_check import ranks_agree
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.activation import assemble
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import PROJECT
-from mindspeed_core.flags.notes import lines
 from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
 from mindspeed_core.resolver.resolve import resolve
 from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_megatron.environment import restore_attention_choice, set_device_connections
+from mindspeed_megatron.flag_notes import lines
 from mindspeed_megatron.hosts.megatron_lm import HOST, NAME
 from mindspeed_megatron.hosts.megatron_lm.dry_run import accounts, shorten
 from mindspeed_megatron.hosts.megatron_lm.patch_table import needed

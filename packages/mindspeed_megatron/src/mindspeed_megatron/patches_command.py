@@ -13,7 +13,7 @@ from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.feature import Patch
 from mindspeed_core.terminal.foreign_text import emit
-from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_rows
+from mindspeed_core.terminal.listing import Cell, columns, print_heading, print_hint, print_rows, say
 from mindspeed_core.terminal.training_flags import (
     UNPROCESSED_FLAGS,
     host_option,
@@ -21,7 +21,6 @@ from mindspeed_core.terminal.training_flags import (
     platform_option,
     training_flags,
 )
-from mindspeed_core.terminal.wrapped import columns, say
 
 
 @click.command(

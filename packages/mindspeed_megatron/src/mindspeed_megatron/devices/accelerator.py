@@ -82,8 +82,8 @@ class AcceleratorPlatform(Platform):
             memory._record_memory_history(enabled=None)
 
     def _snapshot(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.runtime().memory._snapshot()
-        return found
+        snapshot: dict[str, Any] = self.runtime().memory._snapshot()
+        return snapshot
 
     def memory_used(self) -> MemoryFigure:
         """Return the bytes of the current device that are in use, by whatever process."""
