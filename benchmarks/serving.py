@@ -124,33 +124,30 @@ def served(folder: str, turns: int, requests: int) -> dict[str, Any]:
         server = Server(("127.0.0.1", 0), prompts, sizes, Limits())
         client = Client(int(server.server_address[1]))
 
-        def measure() -> None:
-            try:
-                client.ask(8, stream=True, seed=0)
-                # The model belongs to the other thread while it is asked: both sides are asked through it.
-                found["first through HTTP"] = [client.ask(8, stream=True, seed=n)[0] for n in range(turns)]
-                begin = time.perf_counter()
-                with ThreadPoolExecutor(32) as pool:
-                    asked = [pool.submit(client.ask, 16, stream=n % 2 == 0, seed=n) for n in range(32)]
-                    found["statuses of 32 at once"] = sorted({each.result()[1] for each in asked})
-                found["seconds of 32 at once"] = time.perf_counter() - begin
-                memory = []
-                with ThreadPoolExecutor(8) as pool:
-                    for done in range(0, requests, 100):
-                        list(pool.map(lambda n: client.ask(4, stream=False, seed=n), range(done, done + 100)))
-                        memory.append(round(resident(), 1))
-                found["resident MiB after each 100 requests"] = memory
-            finally:
-                server.line.close("measured")
-
-        found["first from the model"] = [directly(n) for n in range(turns)]
         server.start()
-        thread = threading.Thread(target=measure)
+        thread = threading.Thread(target=answer_all, args=(model, server.line, lambda: False))
         thread.start()
-        answer_all(model, server.line, lambda: False)
-        thread.join()
-        server.stop()
-        found["first from the model"] += [directly(n) for n in range(turns)]
+        try:
+            client.ask(8, stream=True, seed=0)
+            directly(0)
+            # In turns; the server's thread sleeps while the model is asked from here.
+            both = [(client.ask(8, stream=True, seed=n)[0], directly(n)) for n in range(turns)]
+            found["first through HTTP"], found["first from the model"] = map(list, zip(*both))
+            begin = time.perf_counter()
+            with ThreadPoolExecutor(32) as pool:
+                asked = [pool.submit(client.ask, 16, stream=n % 2 == 0, seed=n) for n in range(32)]
+                found["statuses of 32 at once"] = sorted({each.result()[1] for each in asked})
+            found["seconds of 32 at once"] = time.perf_counter() - begin
+            memory = []
+            with ThreadPoolExecutor(8) as pool:
+                for done in range(0, requests, 100):
+                    list(pool.map(lambda n: client.ask(4, stream=False, seed=n), range(done, done + 100)))
+                    memory.append(round(resident(), 1))
+            found["resident MiB after each 100 requests"] = memory
+        finally:
+            server.line.close("measured")
+            thread.join()
+            server.stop()
     return found
 
 

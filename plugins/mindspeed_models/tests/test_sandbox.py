@@ -10,7 +10,13 @@ from mindspeed_models.sandbox.run import Limits, Sandbox, SandboxFailed
 
 @pytest.fixture(scope="module")
 def sandbox():
-    return Sandbox(Limits(seconds=1.5, memory=512 << 20))
+    return Sandbox(Limits(seconds=30.0, memory=512 << 20))
+
+
+@pytest.fixture(scope="module")
+def brief(sandbox):
+    """For programs that never end."""
+    return Sandbox(Limits(seconds=1.0), form=sandbox.form)
 
 
 def test_a_program_that_ends_has_passed(sandbox):
@@ -33,16 +39,14 @@ def test_an_early_end_has_not_passed(sandbox, program):
     assert outcome.reason == "ended early"
 
 
-def test_an_endless_loop_is_ended(sandbox):
-    outcome = sandbox.run("while True: pass")
+def test_an_endless_loop_is_ended(brief):
+    outcome = brief.run("while True: pass")
     assert outcome.reason == "timed out"
     assert outcome.seconds < 6
 
 
-def test_a_program_that_stops_itself_is_ended(sandbox):
-    outcome = sandbox.run(
-        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"
-    )
+def test_a_program_that_stops_itself_is_ended(brief):
+    outcome = brief.run("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)")
     assert outcome.reason == "timed out"
 
 
@@ -80,7 +84,7 @@ def test_many_files_end_at_the_size_of_its_file_system(sandbox):
 def test_output_ends_at_its_limit(sandbox):
     outcome = sandbox.run("while True: print('x' * 65536)")
     assert not outcome.passed
-    assert outcome.seconds < 6
+    assert outcome.reason in ("failed", "ended by SIGXFSZ")
 
 
 def test_no_sockets_are_opened(sandbox):
@@ -146,9 +150,9 @@ def test_the_status_of_the_launcher_is_the_programs_own(sandbox):
     assert sandbox.run("import os; os._exit(125)").reason == "failed"
 
 
-def test_nothing_is_left_behind(sandbox, tmp_path, monkeypatch):
+def test_nothing_is_left_behind(brief, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    sandbox.run("open('left', 'w').write('x')\nwhile True: pass")
+    brief.run("open('left', 'w').write('x')\nwhile True: pass")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from mindspeed_models.sandbox import launcher
 FLAG = "--allow-code-execution"
 Form = Literal["namespaces", "plain"]
 _TAIL = 2000
+_BUILD_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Limits:
     """Limits of one program.
 
     Attributes:
-        seconds: on the clock, and of CPU.
+        seconds: from its begin on the clock, and of CPU.
         memory: bytes of address space.
         file_bytes: longest file; standard output and error count, too.
         disk_bytes: of its own file system, with namespaces.
@@ -126,7 +128,7 @@ class Sandbox:
             shutil.rmtree(folder, ignore_errors=True)
         seconds = time.monotonic() - began
         if not begun:
-            raise SandboxFailed(shown(error, 200) or "no reason given")
+            raise SandboxFailed(shown(error, 200) or f"it was not built in {_BUILD_SECONDS:g} s")
         passed = status == 0 and ended
         return Outcome(passed, "passed" if passed else _reason(status), error, seconds)
 
@@ -140,7 +142,7 @@ class Sandbox:
             *(str(limits.disk_bytes), self.form, str(writer)),
         ]
         try:
-            with os.fdopen(writer, "wb", closefd=True):
+            with os.fdopen(writer, "wb"):
                 process = subprocess.Popen(
                     command,
                     stdin=given,
@@ -152,6 +154,9 @@ class Sandbox:
                     pass_fds=(writer,),
                 )
             try:
+                # The time of a program begins with it: a busy machine builds a sandbox slowly.
+                readable, _, _ = select.select([reader], [], [], _BUILD_SECONDS)
+                begun = bool(readable) and os.read(reader, 1) != b""
                 status: int | None = process.wait(limits.seconds)
             except BaseException as error:
                 # Its session ends with it, and with namespaces every process inside.
@@ -161,11 +166,6 @@ class Sandbox:
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
                 status = None
-            os.set_blocking(reader, False)
-            try:
-                begun = os.read(reader, 1) != b""
-            except BlockingIOError:
-                begun = False
             return begun, status
         finally:
             os.close(reader)
