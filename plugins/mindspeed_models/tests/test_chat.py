@@ -15,7 +15,7 @@ from fake_model import FakeModel
 from mindspeed_core.errors import UserError
 from mindspeed_models.data.conversation import Message
 from mindspeed_models.inference.requests import GenerationSettings
-from mindspeed_models.serving.chat import Chat, reader
+from mindspeed_models.serving.chat import Chat, in_foreground, reader
 from mindspeed_models.serving.conversation import Conversation
 from mindspeed_models.serving.prompts import load_prompts
 
@@ -30,7 +30,7 @@ def chat_of(model, settings=SETTINGS, **more):
 class Terminal:
     """A chat in a child process behind a pseudo-terminal."""
 
-    def __init__(self, folder, say, settings=SETTINGS, step_seconds=0.0):
+    def __init__(self, folder, say, settings=SETTINGS, step_seconds=0.0, *, launched=False):
         # What follows must not be imported after the fork.
         model = FakeModel(folder, say)
         chat = chat_of(model, settings)
@@ -39,12 +39,17 @@ class Terminal:
         if self.pid == 0:
             status = 1
             try:
+                if launched and (worker := os.fork()):
+                    os._exit(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
+                if launched:
+                    os.setpgid(0, 0)
                 # Those of pytest are not the terminal.
                 for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
                     setattr(sys, name, os.fdopen(number, "w" if number else "r"))
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 model.on_step = lambda number: time.sleep(step_seconds)
-                chat.run(reader("> "))
+                with in_foreground():
+                    chat.run(reader("> "))
                 status = 0
             finally:
                 os._exit(status)
@@ -121,6 +126,20 @@ def test_ctrl_c_interrupts_one_answer_and_ctrl_d_ends(tmp_path):
     terminal.wait_for("done")
     terminal.wait_for("> ")
     terminal.type("\x04")
+    assert terminal.end() == 0
+
+
+def test_a_process_that_a_launcher_started_reads_the_terminal(tmp_path):
+    """Its process group is not that of the terminal's foreground."""
+    say = lambda prompt: SLOW if prompt.count("user") == 1 else "done"  # noqa: E731
+    settings = GenerationSettings(max_new_tokens=400)
+    terminal = Terminal(tmp_path / "m", say, settings, step_seconds=0.02, launched=True)
+    terminal.wait_for("> ")
+    terminal.type("hello\n")
+    terminal.wait_for("slowly it ran")
+    terminal.type("\x03")
+    terminal.wait_for("(interrupted)")
+    terminal.type("/exit\n")
     assert terminal.end() == 0
 
 

@@ -12,7 +12,7 @@ from fake_model import FakeModel
 
 from mindspeed_core.errors import UserError
 from mindspeed_models.evaluation.answers import AnswerLog
-from mindspeed_models.evaluation.command import Evaluation, questions_of, report, spread
+from mindspeed_models.evaluation.command import Evaluation, main_of_seed, questions_of, report, spread
 from mindspeed_models.evaluation.engine import evaluate, load_questions
 from mindspeed_models.evaluation.items import TaskOptions
 from mindspeed_models.evaluation.results import as_json, table
@@ -255,3 +255,33 @@ def test_a_wrong_line_is_one_sentence(words, sentence, capsys):
     said = capsys.readouterr().err
     assert sentence in said
     assert "Traceback" not in said
+
+
+SEED_LINE = """--task-data-path dataset/boolq/test --task boolq --seq-length 512 --max-new-tokens 1
+--max-position-embeddings 512 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 --num-layers 32
+--hidden-size 4096 --ffn-hidden-size 11008 --load ../models/llama-7b-tp2-pp4/ --num-attention-heads 32
+--tokenizer-type PretrainedFromHF --tokenizer-name-or-path ../models/llama7b-hf/ --tokenizer-not-use-fast
+--fp16 --micro-batch-size 1 --seed 42"""
+
+
+def test_every_flag_of_the_seeds_line_is_read_or_passed_on(monkeypatch):
+    seen = []
+
+    def note(options, evaluation):
+        seen.append((options, evaluation))
+        return 0
+
+    monkeypatch.setattr("mindspeed_models.evaluation.command.run_evaluation", note)
+    # What torch.distributed.launch adds, in a process that it started.
+    monkeypatch.setenv("RANK", "3")
+    assert main_of_seed(["--local-rank=3", *SEED_LINE.split()]) == 0
+    ((options, evaluation),) = seen
+    assert (options.load, options.tp, options.pp) == ("../models/llama-7b-tp2-pp4/", 2, 4)
+    assert (evaluation.tasks, evaluation.paths) == (("boolq",), ("dataset/boolq/test",))
+    assert (evaluation.options.scoring, evaluation.options.new_tokens, evaluation.seed) == ("seed", 1, 42)
+    passed_on = (
+        "--seq-length 512 --max-position-embeddings 512 --num-layers 32 --hidden-size 4096 --ffn-hidden-size "
+        "11008 --num-attention-heads 32 --tokenizer-type PretrainedFromHF --tokenizer-name-or-path "
+        "../models/llama7b-hf/ --tokenizer-not-use-fast --fp16 --micro-batch-size 1"
+    )
+    assert list(options.flags) == passed_on.split()
