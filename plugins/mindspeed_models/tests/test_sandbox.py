@@ -170,3 +170,29 @@ def test_a_system_without_any_form_is_refused(monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(UserError, match=r"--allow-code-execution.*unshare: Operation not permitted"):
         Sandbox()
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("assert 1 + 1 == 2", ""),
+        ("import os; os.fork()", "PermissionError"),
+        ("import socket; socket.socket()", "PermissionError"),
+        ("import os; os.kill(os.getppid(), 9)", "PermissionError"),
+        ("bytearray(1 << 30)", "MemoryError"),
+        ("open('large', 'wb').write(bytes(4 << 20))", "File too large"),
+        ("import os; assert not [name for name in os.environ if name != 'LC_CTYPE']", ""),
+    ],
+)
+def test_without_namespaces_filter_and_limits_hold(plain, program, said):
+    outcome = plain.run(program)
+    assert outcome.passed == (said == ""), outcome.error
+    assert said in outcome.error
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """The form of other users than root; what it forbids does not depend on the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.geteuid", lambda: 1000)
+        return Sandbox(Limits(seconds=30.0, memory=512 << 20), form="plain")
