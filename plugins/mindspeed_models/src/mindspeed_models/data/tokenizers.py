@@ -184,6 +184,22 @@ def load_encoder(choice: TokenizerChoice) -> TextEncoder:
     return _encoder(found.library, found.vocab_size, found.eod, identity, beside, choice)
 
 
+def encoder_around(tokenizer: Any, folder: str | Path | None) -> TextEncoder:
+    """Return the encoder of a tokenizer that a host has loaded.
+
+    Args:
+        tokenizer: of the host.
+        folder: where ``tokenizer_config.json`` may be, which spells the special tokens of templates.
+    """
+    identity = json.dumps(list(tokenizer.unique_identifiers.items()))
+    if not isinstance(tokenizer, BpeTokenizer):
+        return TextEncoder(None, tokenizer, tokenizer.vocab_size, tokenizer.eod, identity=identity)
+    beside = {} if folder is None else _read_config(_config_of(str(folder)))
+    return _encoder(
+        tokenizer.library, tokenizer.vocab_size, tokenizer.eod, identity, beside, TokenizerChoice()
+    )
+
+
 def _from_hf(choice: TokenizerChoice) -> TextEncoder:
     """Load what ``transformers`` saves, with its own rules for old files; nothing is downloaded or run."""
     if choice.path is None:

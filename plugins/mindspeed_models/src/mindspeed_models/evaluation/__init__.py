@@ -1,0 +1,1 @@
+"""Evaluation of trained models on local files of seven benchmarks; nothing is downloaded."""

@@ -1,0 +1,1 @@
+"""Trained models that answer people: the terminal's chat and the HTTP server."""
