@@ -6,6 +6,7 @@ from typing import Any
 
 from mindspeed_models.config_file import Keys
 from mindspeed_models.recipe import Config, ModelPlan, Recipe
+from mindspeed_models.recipes.decoder import training_defaults
 from mindspeed_models.recipes.latent import YARN, latent_arguments, latent_config, latent_rows, latent_size
 
 
@@ -22,8 +23,9 @@ def _plan(config: Config) -> ModelPlan:
         "mtp_num_layers": keys.get("num_nextn_predict_layers") or None,
     }
     # Only sequences are balanced by a loss; experts by their bias.
-    defaults = {"moe_router_load_balancing_type": ["seq_aux_loss"], "moe_aux_loss_coeff": [1e-4]}
-    return ModelPlan("deepseek-v3", arguments, {**defaults, "moe_router_bias_update_rate": 1e-3})
+    balance = {"moe_router_load_balancing_type": ["seq_aux_loss"], "moe_aux_loss_coeff": [1e-4]}
+    defaults = {**training_defaults(config), **balance, "moe_router_bias_update_rate": 1e-3}
+    return ModelPlan("deepseek-v3", arguments, defaults)
 
 
 def _config(plan: ModelPlan) -> dict[str, Any]:
