@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import UserError
+from mindspeed_core.flags.flag_set import known_flags
+from mindspeed_core.registry import Registry
 from mindspeed_models.config_file import read_config
 from mindspeed_models.families import family_of
 from mindspeed_models.weights import convert as converting
@@ -131,6 +133,8 @@ def digests(folder: Path) -> dict[str, str]:
 
 def main(kind: str, source: Path, root: Path, every: int, first: int) -> dict[str, Any]:
     """Kill, look, go on, and compare with work that was left alone."""
+    # Imports what each conversion looks at, so that no fork does it anew.
+    known_flags(Registry.discover(), "standalone")
     status, told = forked(kind, source, root / "alone", 0)
     assert status == 0, told
     expected, count = digests(root / "alone" / RESULTS[kind]), told["moments"]
