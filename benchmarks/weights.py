@@ -2,8 +2,10 @@
 
 ``python benchmarks/weights.py`` writes made-up models of two depths, converts and exports each in a process
 of its own, and prints for both: peak memory above that of an idle process, bytes, MB/s, and MB/s of ``cp`` on
-the same files in the same run. The peak of the deep model may be at most 32 MB above that of the shallow one,
-and at most largest tensor + chunk + 64 MB above idle.
+the same files in the same run. Ranks of one and of two processes load the shallow model, and count what they
+read. The last line has the bars, and the exit status is 1 where one is missed: the peak of the deep model is
+at most 32 MB above that of the shallow one and at most largest tensor + chunk + 64 MB above idle, and a rank
+reads exactly its bytes where it has the whole model, and at most 1.1 times as many otherwise.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import multiprocessing
 import resource
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from machine import machine
 
 MIB = 1 << 20
 
@@ -109,27 +114,84 @@ def copy_seconds(source: Path, target: Path) -> float:
     return time.perf_counter() - start
 
 
+def loaded_bytes(source: str, flags: tuple[str, ...]) -> tuple[int, int]:
+    """Load a model on this rank of a world; return the bytes that were read, and those of its weights."""
+    from mindspeed_core.activation import activate
+    from mindspeed_megatron.global_state import destroy_megatron_state
+    from mindspeed_models.weights import live
+    from mindspeed_train.interface import setup
+
+    readers: list[Any] = []
+    plain = live.open_reader
+
+    def noted(*given: Any) -> Any:
+        readers.append(plain(*given))
+        return readers[-1]
+
+    live.open_reader = noted
+    given = (
+        *(
+            "--load",
+            source,
+            "--bf16",
+            "--mock-data",
+            "--train-iters",
+            "1",
+            "--lr",
+            "1e-3",
+            "--seq-length",
+            "16",
+        ),
+        *(
+            "--micro-batch-size",
+            "1",
+            "--num-workers",
+            "0",
+            "--eval-iters",
+            "0",
+            "--transformer-impl",
+            "local",
+        ),
+        *("--make-vocab-size-divisible-by", "1", "--use-cpu-initialization", *flags),
+    )
+    try:
+        with activate(list(given), platform="cpu", host="standalone") as session:
+            run = setup(session)
+            weights = sum(p.numel() * p.itemsize for chunk in run.model for p in chunk.parameters())
+            return sum(reader.files.bytes_read for reader in readers), weights
+    finally:
+        live.open_reader = plain
+        destroy_megatron_state()
+
+
 def shares_read(source: Path, parts: int) -> float:
-    """Return bytes that one of several tensor-parallel ranks reads, relative to the bytes of its share."""
-    from mindspeed_models.weights.commands import described_folder
-    from mindspeed_models.weights.hf_files import HfFiles
-    from mindspeed_models.weights.reader import TableReader
+    """Return the most that one of several tensor-parallel ranks reads, relative to the bytes it has."""
+    from mindspeed_testing.worlds import run_world
 
-    recipe, plan = described_folder(source, None)
-    with HfFiles(source) as files:
-        reader = TableReader(files, recipe, plan, plan)
-        wanted = 0
-        for key in reader.keys:
-            shape = list(reader.shape(key))
-            by_columns = key.endswith(("linear_proj.weight", "linear_fc2.weight"))
-            if len(shape) > 1:
-                shape[int(by_columns)] //= parts
-            wanted += reader.dtype(key).itemsize * reader.read(key, [0] * len(shape), shape).numel()
-        return files.bytes_read / wanted
+    flags = ("--tensor-model-parallel-size", str(parts)) if parts > 1 else ()
+    return max(
+        read / weights for read, weights in run_world(loaded_bytes, parts, str(source), flags, timeout=900)
+    )
 
 
-def main() -> None:
-    """Print one row for each depth."""
+def bars(rows: list[dict[str, Any]], peaks: dict[str, list[int]]) -> dict[str, bool]:
+    """Return whether each bar is reached, by its name."""
+    found = {}
+    for name, (shallow, deep) in peaks.items():
+        found[f"{name}: peak of the deep model at most 32 MB above the shallow one"] = deep - shallow <= 32e6
+        found[f"{name}: peak at most largest tensor + chunk + 64 MB above idle"] = all(
+            row[f"{name} peak above idle MB"] <= row["bound MB"] for row in rows
+        )
+    for parts, most in ((1, 1.0), (2, 1.1)):
+        share = rows[0][f"read by a rank of {parts}, of its bytes"]
+        found[f"a rank of {parts} reads at most {most:g} x its bytes"] = share <= most
+    return found
+
+
+def main() -> int:
+    """Print one row for each depth, and the bars; return the exit status."""
+    from mindspeed_models.weights.convert import CHUNK_BYTES
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, nargs=2, default=[4, 24])
     parser.add_argument("--hidden-size", type=int, default=1536)
@@ -138,6 +200,7 @@ def main() -> None:
     given = parser.parse_args()
     root = Path(tempfile.mkdtemp(dir=given.folder))
     peaks: dict[str, list[int]] = {"convert": [], "export": []}
+    rows: list[dict[str, Any]] = []
     try:
         idle, _ = measure(_idle, root, root)
         for layers in given.layers:
@@ -154,18 +217,19 @@ def main() -> None:
                 peaks[name].append(peak)
                 row[f"{name} MB/s"] = size / 1e6 / seconds
                 row[f"{name} peak above idle MB"] = (peak - idle) / 1e6
-                row[f"{name} bound MB"] = largest / 1e6 + 64 + 64
-            row["read by a rank of 1, of its share"] = shares_read(source, 1)
-            row["read by a rank of 2, of its share"] = shares_read(source, 2)
+            row["bound MB"] = (largest + CHUNK_BYTES) / 1e6 + 64
+            if not rows:
+                for parts in (1, 2):
+                    row[f"read by a rank of {parts}, of its bytes"] = shares_read(source, parts)
+            rows.append(row)
             print(json.dumps(row))
-        print(
-            json.dumps(
-                {f"{name} peak, deep above shallow MB": (b - a) / 1e6 for name, (a, b) in peaks.items()}
-            )
-        )
+        above = {f"{name} peak, deep above shallow MB": (b - a) / 1e6 for name, (a, b) in peaks.items()}
+        reached = bars(rows, peaks)
+        print(json.dumps({"machine": machine(), **above, "bars": reached}))
+        return 0 if all(reached.values()) else 1
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

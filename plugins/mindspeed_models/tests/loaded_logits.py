@@ -47,9 +47,59 @@ def _logits(flags: list[str], ids: torch.Tensor) -> torch.Tensor | str | None:
             teardown(session)
 
 
+def predictions_of(cases: list[tuple[str, list[str]]]) -> list[Any]:
+    """Load each folder with its flags, as `logits_of`; return what the last stage computes, else None.
+
+    It is the logits, those of the module that predicts further on, and on one rank the loss of that module as
+    it is reported, else None.
+    """
+    from mindspeed_core.activation import prepare
+    from mindspeed_train.loop import setup, teardown
+
+    found = []
+    for folder, flags in cases:
+        reference = torch.load(Path(folder) / "reference.pt")
+        with prepare([*BASE, "--load", folder, *flags], host="standalone") as session:
+            run = setup(session)
+            found.append(_predictions(run, reference["ids"], reference["labels"]))
+            teardown(session)
+    return found
+
+
 @torch.no_grad()
-def forward(run: Any, ids: torch.Tensor) -> torch.Tensor | None:
-    """Run one batch through the pipeline; return the whole logits on the last stage."""
+def _predictions(
+    run: Any, ids: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, float | None] | None:
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    from mindspeed_megatron.unwrap import unwrap
+
+    model = unwrap(run.model[0])
+    products: list[torch.Tensor] = []
+    head = getattr(model, "output_layer", None)
+    if head is not None:
+        # The loss is computed in the same memory.
+        head.register_forward_hook(lambda layer, given, output: products.append(output[0].clone()))
+    # A model that predicts further on computes nothing without labels.
+    labelled = {"labels": labels, "loss_mask": torch.ones(labels.shape)}
+    if forward(run, ids, **labelled) is None:
+        return None
+    whole = [gather_from_tensor_model_parallel_region(each).transpose(0, 1) for each in products]
+    further, logits = (each[..., : run.args.vocab_size].clone() for each in whole)
+    loss = None
+    if dist.get_world_size() == 1:
+        model.train()
+        positions = torch.arange(ids.shape[1]).unsqueeze(0).expand_as(ids)
+        MTPLossLoggingHelper.tracker.clear()
+        model(ids, positions, None, **labelled)
+        loss = float(MTPLossLoggingHelper.tracker["values"][0])
+    return logits, further, loss
+
+
+@torch.no_grad()
+def forward(run: Any, ids: torch.Tensor, **labelled: torch.Tensor) -> torch.Tensor | None:
+    """Run one batch through the pipeline; return the whole logits on the last stage, or losses of labels."""
     from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
     from mindspeed_megatron.unwrap import unwrap
@@ -63,10 +113,12 @@ def forward(run: Any, ids: torch.Tensor) -> torch.Tensor | None:
         hidden = torch.empty(ids.shape[1] // parts, ids.shape[0], run.config.hidden_size)
         dist.recv(hidden, group_src=group.rank() - 1, group=group)
         unwrap(model).set_input_tensor(hidden)
-    output = model(ids, positions, None)
+    output = model(ids, positions, None, **labelled)
     if group.rank() < group.size() - 1:
         dist.send(output.contiguous(), group_dst=group.rank() + 1, group=group)
         return None
+    if labelled:
+        return output
     logits = gather_from_tensor_model_parallel_region(output)
     return logits[..., : run.args.vocab_size].clone()
 

@@ -15,8 +15,9 @@ TP2 = ["--tensor-model-parallel-size", "2"]
 SP = [*TP2, "--sequence-parallel"]
 PP2 = ["--pipeline-model-parallel-size", "2"]
 EP2 = ["--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", "alltoall"]
-ROUTED = {"qwen3-moe", "mixtral", "deepseek-v2", "deepseek-v3"}
-FEW = ("llama", "deepseek-v3")
+BOTH = [*SP, *PP2]
+ROUTED = {"qwen3-moe", "mixtral", "deepseek-v2", "deepseek-v2-groups", "deepseek-v3"}
+FEW = ("llama", "deepseek-v3", "deepseek-v2-groups", "baichuan-13b")
 LATER = [name for name in MODELS if name not in FEW]
 BOUND = 2e-5
 
@@ -79,13 +80,20 @@ WHOLE = slice(None)
 LAYER = "model.layers.1."
 ATTENTION, MLP = LAYER + "self_attn.", LAYER + "mlp."
 MUTATIONS = {
-    "groups of keys swapped": lambda t: swap([ATTENTION + "k_proj.weight"], t, slice(0, 16), slice(16, 32)),
-    "gate and up swapped": lambda t: swap(
-        [MLP + "gate_proj.weight", MLP + "up_proj.weight"], t, WHOLE, WHOLE
+    "groups of keys swapped": (
+        "llama",
+        lambda t: swap([ATTENTION + "k_proj.weight"], t, slice(0, 16), slice(16, 32)),
     ),
-    "layers shifted": lambda t: swap(
-        [MLP + "down_proj.weight", "model.layers.2.mlp.down_proj.weight"], t, WHOLE, WHOLE
+    "gate and up swapped": (
+        "llama",
+        lambda t: swap([MLP + "gate_proj.weight", MLP + "up_proj.weight"], t, WHOLE, WHOLE),
     ),
+    "layers shifted": (
+        "llama",
+        lambda t: swap([MLP + "down_proj.weight", "model.layers.2.mlp.down_proj.weight"], t, WHOLE, WHOLE),
+    ),
+    "a bias of queries dropped": ("qwen2", lambda t: t[ATTENTION + "q_proj.bias"].zero_()),
+    "a bias of the projection dropped": ("internlm", lambda t: t[ATTENTION + "o_proj.bias"].zero_()),
 }
 
 
@@ -95,8 +103,8 @@ def alone(folder, tmp_path_factory):
     root = tmp_path_factory.mktemp("changed")
     cases = {name: folder(name) for name in FEW}
     cases["old spelling"] = old_spelling(folder("deepseek-v3"), root / "old")
-    for index, (name, change) in enumerate(MUTATIONS.items()):
-        cases[name] = mutated(folder("llama"), root / str(index), change)
+    for index, (name, (family, change)) in enumerate(MUTATIONS.items()):
+        cases[name] = mutated(folder(family), root / str(index), change)
     (found,) = run_world(logits_of, 1, [(str(path), []) for path in cases.values()])
     return {name: difference(path, [logits]) for (name, path), logits in zip(cases.items(), found)}
 
@@ -133,6 +141,34 @@ def test_every_family_gives_the_same_logits_on_two_ranks(folder):
         if (size := difference(folder(name), found)) > BOUND
     }
     assert wrong == {}
+
+
+@pytest.fixture(scope="module")
+def on_four_ranks(folder, tmp_path_factory):
+    """Return the differences of models on two tensor-parallel ranks in each of two pipeline stages."""
+    root = tmp_path_factory.mktemp("spelled")
+
+    def of(names, *, old):
+        paths = [old_spelling(folder(name), root / name) if old else folder(name) for name in names]
+        results = zip(*run_world(logits_of, 4, [(str(path), BOTH) for path in paths], timeout=1800))
+        return {
+            name: difference(path, found) for name, path, found in zip(names, paths, results, strict=True)
+        }
+
+    return of
+
+
+def test_logits_are_those_of_transformers_under_both_kinds_of_parallelism(on_four_ranks):
+    found = on_four_ranks(["llama3", "deepseek-v3"], old=True)
+    assert {name: size for name, size in found.items() if size > BOUND} == {}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("old", [False, True], ids=["new spelling", "old spelling"])
+def test_every_family_gives_the_same_logits_under_both_kinds_of_parallelism(on_four_ranks, old):
+    names = [name for name in MODELS if not (old and name in ("llama3", "deepseek-v3"))]
+    found = on_four_ranks(names, old=old)
+    assert {name: size for name, size in found.items() if size > BOUND} == {}
 
 
 @pytest.mark.thorough

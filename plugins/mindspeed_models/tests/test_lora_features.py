@@ -60,6 +60,9 @@ def test_every_host_takes_them(host, flags, name):
     assert name in made.names
 
 
+LATENT = ("--multi-latent-attention", "--kv-lora-rank", "16")
+
+
 def problems(*flags, world_size=2):
     found = check(training_flags(flags, 1, INSTALLED), world_size=world_size, registry=INSTALLED)
     return "\n".join(map(str, found.problems))
@@ -71,7 +74,15 @@ def problems(*flags, world_size=2):
         (("--lora-target-modules", "liner_qkv"), ["--lora-target-modules", "liner_qkv", "linear_qkv"]),
         (("--lora-target-modules", "word_embeddings"), ["--lora-modules-to-save word_embeddings"]),
         (("--lora-target-modules", "router"), ["router", "linear_qkv"]),
-        (("--lora-target-modules", "q_a_proj"), ["q_a_proj", "linear_q_up_proj"]),
+        (("--lora-target-modules", "q_a_proj"), ["q_a_proj", "not latent", "linear_qkv"]),
+        (
+            (*LATENT, "--lora-target-modules", "q_a_proj"),
+            ["linear_q_down_proj", "is not given", "linear_q_proj"],
+        ),
+        (
+            (*LATENT, "--q-lora-rank", "16", "--lora-target-modules", "linear_q_proj"),
+            ["linear_q_proj", "is given", "linear_q_down_proj"],
+        ),
         (("--lora-target-modules", "kv_b_proj"), ["kv_b_proj", "not latent", "linear_qkv"]),
         ((*QKV, "--lora-modules-to-save", "lm_heat"), ["--lora-modules-to-save", "lm_heat", "lm_head"]),
         ((*QKV, "--lora-r", "0"), ["--lora-r 0", "at least 1"]),
@@ -82,6 +93,7 @@ def problems(*flags, world_size=2):
             ["--lora-target-modules linear_fc1", "--num-experts 4", "linear_qkv linear_proj"],
         ),
         ((*QKV, "--use-torch-fsdp2"), ["--use-torch-fsdp2", "lora", "--use-distributed-optimizer"]),
+        ((*QKV, "--fp8-format", "e4m3"), ["--fp8-format", "8 bits or fewer", "--bf16"]),
         ((*QKV, "--use-megatron-fsdp"), ["--use-megatron-fsdp", "lora"]),
         (("--lora-load", "somewhere"), ["--lora-load somewhere", "--lora-target-modules"]),
         (("--z-loss-weight", "-1"), ["--z-loss-weight -1", "above 0"]),
@@ -124,6 +136,7 @@ def test_the_names_of_three_worlds_mean_the_same_linears(names, roles):
 
 def test_latent_attention_has_linears_of_its_own():
     assert roles_of(("q_proj", "kv_b_proj", "o_proj"), latent=True) == ("proj", "q_proj", "kv_up_proj")
+    assert roles_of(("q_a_proj", "kv_a_proj_with_mqa"), latent=True) == ("q_down_proj", "kv_down_proj")
 
 
 def test_a_library_session_is_told_that_checkpoints_are_its_own():

@@ -8,6 +8,7 @@ import peft_runs as runs
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_models import make
 
 from mindspeed_core.errors import UserError
 from mindspeed_models.lora.peft_files import read_config
@@ -196,3 +197,24 @@ def test_adapters_merge_into_a_checkpoint(base, tmp_path):
         float((found["merged"] - found["beside"]).abs().max())
         < 1e-5 * float(found["beside"].abs().max()) + 1e-5
     )
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", [(), TP2], ids=["tp1", "tp2"])
+def test_adapters_of_latent_attention_compute_as_in_peft(tmp_path, layout):
+    base = tmp_path / "base"
+    make("deepseek-v3", base)
+    plain = logits_of(model_of(base))
+    targets = ["q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "kv_b_proj"]
+    torch.manual_seed(1)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    model = peft.get_peft_model(model_of(base), config).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    expected = logits_of(model)
+    flags = ("--lora-target-modules", *targets, *layout)
+    ranks = 2 if layout else 1
+    (found, *_) = run_world(runs.from_peft, ranks, str(base), {"it": str(tmp_path / "adapter")}, IDS, *flags)
+    assert float((expected - plain).abs().max()) > 0.1
+    assert float((found["it"] - expected).abs().max()) < 2e-5 * float(expected.abs().max())

@@ -183,16 +183,33 @@ EXPERTS = (
     *("--moe-token-dispatcher-type", "alltoall", "--moe-router-score-function", "sigmoid"),
     *("--moe-router-enable-expert-bias", "--lora-target-modules", "linear_qkv", "linear_proj"),
 )
+LATENT = (
+    *(
+        *runs.BASE,
+        "--multi-latent-attention",
+        "--q-lora-rank",
+        "16",
+        "--kv-lora-rank",
+        "16",
+    ),
+    *("--qk-head-dim", "16", "--qk-pos-emb-head-dim", "8", "--v-head-dim", "16", "--rope-type", "rope"),
+    *("--lora-target-modules", "linear_q_down_proj", "linear_kv_down_proj", "linear_q_up_proj"),
+    *("--lora-r", "4"),
+)
 LAYOUTS = {
     "tp2": (runs.LORA, runs.TP2),
     "zb-h1 overlapped": (runs.LORA, (*ZERO_BUBBLE, *OVERLAPS)),
+    "latent tp2": (LATENT, runs.TP2),
     "zb-h1": (runs.LORA, ZERO_BUBBLE),
     "coc": (runs.LORA, (*runs.TP2, "--use-ascend-coc")),
     "tied pp2": (TIED, runs.PP2),
+    "latent tp2 without sequences": (LATENT, runs.TP2[:2]),
+    "latent pp2": (LATENT, runs.PP2),
+    "latent zb-h1": (LATENT, ZERO_BUBBLE),
     "experts ep2": (EXPERTS, ("--expert-model-parallel-size", "2")),
 }
 """Models, and layouts in which they train as on two data-parallel ranks."""
-IN_LAYOUTS = [*list(LAYOUTS)[:2], *map(thorough, list(LAYOUTS)[2:])]
+IN_LAYOUTS = [*list(LAYOUTS)[:3], *map(thorough, list(LAYOUTS)[3:])]
 
 
 def layouts(names):

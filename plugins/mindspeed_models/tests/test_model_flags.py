@@ -1,5 +1,7 @@
 """A model by its name: flags with where they come from, and contradictions refused with both values."""
 
+import json
+
 import pytest
 
 from mindspeed_core.activation import plan_for
@@ -99,6 +101,21 @@ def test_a_flag_that_contradicts_is_refused_with_both_values(folder):
 )
 def test_bad_input_is_one_sentence(flags, said):
     assert said in problems(*flags)
+
+
+@pytest.mark.parametrize(
+    ("change", "parts", "said"),
+    [({}, 3, ["heads", "8", "3"]), ({"intermediate_size": 50}, 4, ["50", "4"])],
+    ids=["heads", "rows of the MLP"],
+)
+def test_ranks_that_cannot_share_a_model_are_refused_before_it_is_built(tmp_path, change, parts, said):
+    folder = write_small_llama(tmp_path / "hf")
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    flags = [*TRAIN, "--model-config", str(folder), "--tensor-model-parallel-size", str(parts)]
+    text = "\n".join(map(str, check(flags, world_size=parts, registry=INSTALLED).problems))
+    assert "--tensor-model-parallel-size" in text
+    assert all(each in text for each in said)
 
 
 def test_the_vocabulary_is_padded_to_a_size(folder):

@@ -1,13 +1,17 @@
 """Files of AscendSpeed's layout are written and read, and its two programs take their command lines."""
 
+import json
+
 import pytest
 import torch
 from click.testing import CliRunner
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_weights_round_trip import digests
 
-from mindspeed_core.errors import UserError
+from mindspeed_core.errors import DataError, UserError
+from mindspeed_models.families import families
 from mindspeed_models.program import program
+from mindspeed_models.weights.legacy import LegacyLayout
 from mindspeed_models.weights.legacy_commands import from_huggingface, when_tp_pp_change
 from mindspeed_testing.small_llama import write_small_llama
 
@@ -151,3 +155,142 @@ def test_what_cannot_be_is_refused_in_one_sentence(model, tmp_path):
     )
     assert "key and value heads" in refused(from_huggingface, *legacy, "--tensor-model-parallel-size", 8)
     assert "mp_rank_*" in refused(when_tp_pp_change, "--input-model-dir", model, "--model-config", model)
+
+
+BLOOM = {"n_layer": 3, "hidden_size": 32, "n_head": 4, "vocab_size": 250, "model_type": "bloom"}
+
+
+@pytest.fixture(scope="module")
+def bloom(tmp_path_factory):
+    """A small Bloom, whose files leave the prefix of names out as the published ones do."""
+    folder = tmp_path_factory.mktemp("bloom") / "hf"
+    folder.mkdir()
+    recipe = families()["bloom"]
+    generator = torch.Generator().manual_seed(3)
+    rows = {"query_key_value": 96, "dense_h_to_4h": 128, "word_embeddings": 250}
+    tensors = {}
+    for entry in recipe.entries(recipe.make_plan(BLOOM)).values():
+        (name,) = entry.sources
+        module, kind = name.split(".")[-2:]
+        columns = 128 if module == "dense_4h_to_h" else 32
+        shape = (rows.get(module, 32), columns)
+        whole = kind == "weight" and "norm" not in module and module != "ln_f"
+        tensors[name.removeprefix("transformer.")] = torch.randn(
+            shape if whole else shape[:1], generator=generator
+        )
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(BLOOM))
+    return folder
+
+
+def test_bloom_has_modules_of_a_pipeline_in_the_older_layout(bloom, tmp_path):
+    run(
+        from_huggingface, "--input-model-dir", bloom, "--output-model-dir", tmp_path / "old", "--deepspeed",
+        "--tensor-model-parallel-size", 2, "--pipeline-model-parallel-size", 2,
+        "--partition-layers", "2,1", "--legacy-layout",
+    )  # fmt: skip
+    names = sorted(path.name for path in (tmp_path / "old/release").iterdir())
+    assert names == [f"mp_rank_{rank:02d}_model_states.pt" for rank in range(4)]
+    assert (tmp_path / "old/latest").read_text() == "release"
+    ranks = [torch.load(tmp_path / "old/release" / name, weights_only=True) for name in names]
+    first, second, third, last = (rank["module"]["module"] for rank in ranks)
+    whole = load_file(bloom / "model.safetensors")
+    # Padded to a multiple of 128 x 2.
+    assert first["tied_modules.embed.word_embeddings.weight"].shape == (128, 32)
+    assert torch.equal(
+        second["tied_modules.embed.word_embeddings.norm.bias"], whole["word_embeddings_layernorm.bias"]
+    )
+    key = "self_attention.query_key_value.weight"
+    assert torch.equal(second[f"4.{key}"], whole[f"h.1.{key}"][48:])
+    assert torch.equal(third["5.mlp.dense_4h_to_h.weight"], whole["h.2.mlp.dense_4h_to_h.weight"][:, :64])
+    assert torch.equal(last["7.final_layernorm.weight"], whole["ln_f.weight"])
+    assert not any(name.startswith(("5.", "7.")) for name in first)
+    run(
+        program, "export", "--load", tmp_path / "old", "--legacy-layout", "--model-config", bloom,
+        "--output-model-dir", tmp_path / "back",
+    )  # fmt: skip
+    found = {name.removeprefix("transformer."): each for name, each in digests(tmp_path / "back").items()}
+    assert found == digests(bloom)
+
+
+def test_bloom_goes_from_the_older_layout_to_other_sizes_and_to_a_checkpoint(bloom, tmp_path):
+    old = ["--input-model-dir", bloom, "--output-model-dir", tmp_path / "old", "--legacy-layout"]
+    run(from_huggingface, *old, "--tensor-model-parallel-size", 4)
+    sizes = [
+        "--model",
+        "bloom",
+        "--num-layers",
+        3,
+        "--hidden-size",
+        32,
+        "--num-heads",
+        4,
+        "--orig-vocab-size",
+        250,
+    ]
+    run(
+        when_tp_pp_change, "--input-model-dir", tmp_path / "old", "--output-model-dir", tmp_path / "new",
+        "--src-tensor-model-parallel-size", 4, "--tgt-pipeline-model-parallel-size", 3, "--legacy-layout",
+        *sizes,
+    )  # fmt: skip
+    run(
+        when_tp_pp_change, "--input-model-dir", tmp_path / "new", "--output-model-dir", tmp_path / "any",
+        "--src-pipeline-model-parallel-size", 3, "--model-config", bloom,
+    )  # fmt: skip
+    run(program, "export", "--load", tmp_path / "any", "--output-model-dir", tmp_path / "back")
+    found = {name.removeprefix("transformer."): each for name, each in digests(tmp_path / "back").items()}
+    assert found == digests(bloom)
+    (tmp_path / "old/release/mp_rank_01_model_states.pt").unlink()
+    text = refused(
+        when_tp_pp_change, "--input-model-dir", tmp_path / "old", "--output-model-dir", tmp_path / "no",
+        "--src-tensor-model-parallel-size", 4, "--model-config", bloom,
+    )  # fmt: skip
+    assert "files are missing: mp_rank_01_model_states.pt" in text
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("mixtral", "had no routed experts"),
+        ("qwen3-moe", "had no routed experts"),
+        ("deepseek-v3", "had no routed experts"),
+        ("qwen3", "no norms of queries and keys"),
+        ("gemma", "gated MLPs by SiLU alone"),
+        ("mistral", "had no sliding windows"),
+        ("llama3", "did not scale rotary positions"),
+    ],
+)
+def test_models_without_a_place_in_the_older_layout_are_refused_with_the_reason(family, said):
+    recipe = families()[family]
+    more = {
+        "mistral": {"sliding_window": 8},
+        "llama3": {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            }
+        },
+    }
+    plan = recipe.make_plan({**recipe.sizes["tiny"], **more.get(family, {})})
+    with pytest.raises(DataError, match=said):
+        LegacyLayout().check(plan)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--partition-layers", "1,1"], "needs 1 numbers"),
+        (["--pipeline-model-parallel-size", 2, "--partition-layers", "1,x"], "write numbers with commas"),
+    ],
+)
+def test_stages_that_do_not_make_the_model_are_refused(bloom, tmp_path, given, said):
+    source = ["--input-model-dir", bloom, "--output-model-dir", tmp_path / "old", "--legacy-layout"]
+    assert said in refused(from_huggingface, *source, *given)
+
+
+def test_the_size_that_blooms_converter_calls_7b_is_blooms(bloom, tmp_path):
+    given = ["--input-model-dir", bloom, "--output-model-dir", tmp_path / "old", "--type", "7B"]
+    assert "--type 7B has --num-layers 30, the model has 3" in refused(from_huggingface, *given)

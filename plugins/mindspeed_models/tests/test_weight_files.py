@@ -1,9 +1,6 @@
 """Files that are damaged, incomplete, of another model or unsafe: one sentence each, and nothing lost."""
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -184,51 +181,6 @@ def test_added_tokens_begin_as_the_mean_of_all_others(model):
     assert not rows[5:].any()
 
 
-def test_a_conversion_that_was_killed_goes_on_and_gives_the_same_bytes(model, tmp_path):
-    code = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "sys.path.insert(0, sys.argv[4])\n"
-        "import test_weight_files as here\n"
-        "from mindspeed_models.weights import convert\n"
-        "convert._PART_BYTES = 4096\n"
-        "done = []\n"
-        "def say(text):\n"
-        "    done.append(text)\n"
-        "    if len(done) == int(sys.argv[3]):\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "convert.convert(here.conversion(Path(sys.argv[1]), Path(sys.argv[2]), say=say, resume=True, "
-        "chunk_bytes=2048))\n"
-    )
-    target = tmp_path / "out"
-    here = str(Path(__file__).parent)
-    done = subprocess.run([sys.executable, "-c", code, str(model), str(target), "4", here], timeout=280)
-    assert done.returncode == -signal.SIGKILL
-    assert not (target / "iter_0000000").exists()
-    assert not (target / "latest_checkpointed_iteration.txt").exists()
-    records = sorted((target / ".converting").glob("part-*.json"))
-    assert len(records) >= 4
-    stamps = {path.name: path.stat().st_mtime_ns for path in records}
-    said = []
-    convert_small(model, target, said.append)
-    assert sum("finished earlier" in each for each in said) == len(stamps)
-    back(target, tmp_path / "back")
-    expected, found = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "back"))
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def convert_small(model, target, say):
-    from mindspeed_models.weights import convert as module
-
-    before = module._PART_BYTES
-    module._PART_BYTES = 4096
-    try:
-        return convert(conversion(model, target, say=say, resume=True, chunk_bytes=2048))
-    finally:
-        module._PART_BYTES = before
-
-
 def test_unfinished_work_on_other_files_is_not_continued(model, tmp_path):
     target = tmp_path / "out"
     work = target / ".converting"
@@ -237,6 +189,16 @@ def test_unfinished_work_on_other_files_is_not_continued(model, tmp_path):
     assert "--resume" in refusal(convert, conversion(model, target, resume=True))
     assert convert(conversion(model, target)).is_dir()
     assert not work.exists()
+
+
+def test_a_conversion_that_is_finished_is_finished_and_no_other_one(model, tmp_path):
+    target = tmp_path / "out"
+    convert(conversion(model, target))
+    said = []
+    assert convert(conversion(model, target, resume=True, say=said.append)) == target / "iter_0000000"
+    assert said == [f"{target / 'iter_0000000'}: finished earlier"]
+    other = conversion(model, target, resume=True, dtype=torch.bfloat16)
+    assert "holds a checkpoint already" in refusal(convert, other)
 
 
 def test_an_existing_checkpoint_or_folder_is_never_overwritten(model, tmp_path):

@@ -84,6 +84,14 @@ def test_every_size_has_a_plan_a_table_and_a_way_back(name):
         assert len({key for key, _ in entries}) > 5
 
 
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_every_family_trains_without_dropout_where_its_files_do_not_say_it(name):
+    recipe = families()[name]
+    defaults = recipe.make_plan(recipe.sizes["tiny"]).defaults
+    assert (defaults["attention_dropout"], defaults["hidden_dropout"]) == (0.0, 0.0)
+    assert defaults["max_position_embeddings"] > 0
+
+
 def test_models_are_found_by_any_spelling():
     assert named_model("llama3-8b")[0].name == "llama3"
     assert named_model("Llama-2-7B")[0].name == "llama2"
@@ -121,7 +129,17 @@ def test_unknown_models_are_refused_with_the_nearest(name, said):
         ("llama", {"attention_bias": True}, "attention_bias"),
         ("qwen2", {"use_sliding_window": True}, "no kernel"),
         ("qwen3-moe", {"num_experts_per_tok": 9}, "of 4 experts"),
-        ("deepseek-v2", {"topk_method": "group_limited_greedy"}, "best of a group"),
+        ("deepseek-v2", {"topk_method": "noaux_tc"}, "group_limited_greedy"),
+        (
+            "deepseek-v2",
+            {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 1},
+            "does not divide the 4 experts",
+        ),
+        (
+            "deepseek-v2",
+            {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 1},
+            "in which 2 of 4 experts are chosen",
+        ),
         ("deepseek-v3", {"norm_topk_prob": False}, "sigmoid"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual"),
     ],

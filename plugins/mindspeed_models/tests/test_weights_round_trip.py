@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -71,6 +74,25 @@ def test_a_converted_checkpoint_gives_the_same_logits_in_other_layouts(converted
         assert difference(source, found) <= 2e-5
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "flags", "missing"),
+    [
+        ("gemma", ["--swiglu"], ["gated-gelu", "--geglu", "scaled-embedding", "--scale-embedding"]),
+        ("bloom", [], ["alibi", "--position-embedding-type alibi", "embed-layernorm", "--embed-layernorm"]),
+        ("internlm", [], ["attention-bias", "--row-col-parallel-linear-bias"]),
+    ],
+)
+def test_a_converted_checkpoint_is_refused_without_what_its_model_needs(converted, name, flags, missing):
+    source, target = converted(name)
+    sizes = ["--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--vocab-size", "250"]
+    load = ["--pretrained-checkpoint", str(target), *sizes, *flags]
+    ((said,),) = run_world(logits_of, 1, [(str(source), load)], False)
+    assert isinstance(said, str), said
+    assert "the checkpoint needs other features" in said
+    assert all(each in said for each in missing), said
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_megatron_core_alone_loads_a_converted_checkpoint(converted, name):
     source, target = converted(name)
@@ -80,6 +102,19 @@ def test_megatron_core_alone_loads_a_converted_checkpoint(converted, name):
     assert f"checkpoint version 3.0, layers {4}" in said
     assert not any("scratch" in text for text in said)
     assert (target / "latest_checkpointed_iteration.txt").read_text() == "release"
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3-moe", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("llama3", "qwen2"))]
+)
+def test_a_plain_model_of_megatron_core_gives_the_same_logits(converted, name):
+    script = Path(__file__).parent / "plain_megatron.py"
+    command = [sys.executable, str(script), *map(str, converted(name))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["ours"] == []
+    assert found["difference"] <= 2e-5
 
 
 def test_a_run_that_has_saved_is_not_begun_again_by_the_same_command(tmp_path):

@@ -67,6 +67,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "internlm": {"type": "llama", **_SIZES, "num_key_value_heads": 4, "attention_bias": True},
     "baichuan": {"type": "llama", **_SIZES, "num_key_value_heads": 4},
     "baichuan2": {"type": "llama", **_SIZES, "num_key_value_heads": 4},
+    # Six heads: no power of two, so that slopes are those of two series.
+    "baichuan-13b": {
+        "type": "llama",
+        **_SIZES,
+        "hidden_size": 96,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 6,
+    },
+    "baichuan2-13b": {"type": "llama", **_SIZES, "num_key_value_heads": 4},
     "qwen2": {"type": "qwen2", **_SIZES, "tie_word_embeddings": True},
     "qwen3": {"type": "qwen3", **_SIZES, "head_dim": 32},
     "qwen3-moe": {"type": "qwen3_moe", **_SIZES, **_EXPERTS, "head_dim": 32, "norm_topk_prob": True},
@@ -88,6 +97,19 @@ MODELS: dict[str, dict[str, Any]] = {
         "topk_method": "greedy",
         "n_group": None,
         "topk_group": None,
+        "norm_topk_prob": False,
+    },
+    "deepseek-v2-groups": {
+        "type": "deepseek_v2",
+        **_SIZES,
+        **_LATENT,
+        "q_lora_rank": 16,
+        "topk_method": "group_limited_greedy",
+        # Two experts of each of two groups: a sum of two and the best one choose other groups.
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 4,
+        "n_group": 4,
+        "topk_group": 2,
         "norm_topk_prob": False,
     },
     "deepseek-v3": {
@@ -113,28 +135,26 @@ def make(name: str, folder: Path, *, seed: int = 0, **more: Any) -> None:
         seed: of its weights.
         more: further values of its configuration.
     """
-    model = _built(name, seed, **more)
+    model = built(name, seed, **more)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     ids = torch.randint(3, VOCABULARY, (2, SEQUENCE), generator=torch.Generator().manual_seed(1))
-    _normalize_head(name, model)
-    with torch.no_grad():
-        logits = model(ids).logits
-    torch.save({"ids": ids, "logits": logits}, folder / "reference.pt")
+    torch.save({"ids": ids, "logits": reference(name, model, ids)}, folder / "reference.pt")
     REWRITTEN.get(name, lambda folder: None)(folder)
 
 
 def oracle(name: str, *, seed: int = 0, **more: Any) -> Any:
     """Return transformers' own model of the weights that `make` writes."""
-    model = _built(name, seed, **more)
+    model = built(name, seed, **more)
     _normalize_head(name, model)
     return model
 
 
-def _built(name: str, seed: int, **more: Any) -> Any:
+def built(name: str, seed: int = 0, models: dict[str, dict[str, Any]] = MODELS, **more: Any) -> Any:
+    """Return a model of transformers with the sizes of a name, and large weights."""
     import transformers
 
-    given = {**MODELS[name], **more}
+    given = {**models[name], **more}
     kind = given.pop("type")
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(kind, **given)
@@ -149,8 +169,46 @@ def _built(name: str, seed: int, **more: Any) -> Any:
 
 @torch.no_grad()
 def _normalize_head(name: str, model: Any) -> None:
-    if name == "baichuan2":
+    if name.startswith("baichuan2"):
         model.lm_head.weight.copy_(torch.nn.functional.normalize(model.lm_head.weight, dim=-1))
+
+
+@torch.no_grad()
+def reference(name: str, model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return the logits of a family; a class that computes something else is changed for it, and is spent."""
+    given = {}
+    if name.endswith("-13b"):
+        model.model.rotary_emb = _NoRotation()
+        given["attention_mask"] = linear_biases(model.config.num_attention_heads, ids.shape[1])
+    _normalize_head(name, model)
+    logits: torch.Tensor = model(ids, **given).logits
+    return logits
+
+
+class _NoRotation(torch.nn.Module):
+    """Rotary positions that leave queries and keys as they are."""
+
+    def forward(self, hidden: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (*position_ids.shape, _SIZES["hidden_size"] // _SIZES["num_attention_heads"])
+        return hidden.new_ones(shape), hidden.new_zeros(shape)
+
+
+def linear_biases(heads: int, length: int) -> torch.Tensor:
+    """Return what attention adds to scores ``[1, n, s, s]``: minus slope times distance, later keys hidden.
+
+    Slopes are a geometric series for a power of two; for other numbers of heads the series of the next lower
+    power, and then every second one of the next higher power (Press et al., 2022).
+    """
+
+    def series(count: int) -> list[float]:
+        return [2.0 ** (-8.0 * (head + 1) / count) for head in range(count)]
+
+    power = 1 << (heads.bit_length() - 1)
+    slopes = torch.tensor([*series(power), *series(2 * power)[::2]][:heads])
+    at = torch.arange(length)
+    distance = (at.unsqueeze(1) - at.unsqueeze(0)).float()
+    biases = -slopes.view(heads, 1, 1) * distance
+    return biases.masked_fill(distance < 0, torch.finfo(torch.float32).min).unsqueeze(0)
 
 
 @torch.no_grad()
@@ -199,9 +257,23 @@ def _as(kind: str, **more: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def _biased(**more: Any) -> Callable[[dict[str, Any]], None]:
+    """Describe positions as Baichuan's larger models do: by the length they were trained for."""
+
+    def change(config: dict[str, Any]) -> None:
+        config.update(model_type="baichuan", **more)
+        config["model_max_length"] = config.pop("max_position_embeddings")
+        for name in ("rope_parameters", "rope_theta", "rope_scaling"):
+            config.pop(name, None)
+
+    return change
+
+
 REWRITTEN: dict[str, Callable[[Path], None]] = {
     "aquila": lambda folder: rewrite(folder, _as("aquila"), lambda tensors: None),
     "internlm": lambda folder: rewrite(folder, _as("internlm", bias=True), lambda tensors: None),
     "baichuan": lambda folder: rewrite(folder, _as("baichuan"), _packed),
     "baichuan2": lambda folder: rewrite(folder, _as("baichuan", normalized_head=True), _packed),
+    "baichuan-13b": lambda folder: rewrite(folder, _biased(), _packed),
+    "baichuan2-13b": lambda folder: rewrite(folder, _biased(normalized_head=True), _packed),
 }

@@ -31,10 +31,10 @@ def contradictions(plan: ModelPlan, args: Any, *, built: bool = False) -> Iterat
 
     ``built`` is whether they are those of a model that was built, where features have changed some for good.
     """
+    changed = plan.as_built() if built else plan.arguments
     for name, value in plan.arguments.items():
         given = getattr(args, name, value)
-        if built and (name, value, given) == ("position_embedding_type", "alibi", "none"):
-            # Whoever adds biases to attention builds a model without position embeddings.
+        if given == changed[name] != value:
             continue
         if name not in _OF_FILES and given is not None and not _same(plan, name, given, value):
             yield Contradiction(name, given, value)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+ALIBI = "alibi"
+"""Positions that are biases of attention."""
+
 
 @dataclass(frozen=True)
 class ModelPlan:
@@ -30,6 +33,14 @@ class ModelPlan:
     def replaced(self, arguments: Mapping[str, Any]) -> ModelPlan:
         """Return the plan with other values of its arguments."""
         return replace(self, arguments={**self.arguments, **arguments})
+
+    def as_built(self) -> dict[str, Any]:
+        """Return the arguments as a model has them that is built already, as trainings record them."""
+        built = dict(self.arguments)
+        if built.get("position_embedding_type") == ALIBI:
+            # Whoever adds biases to attention builds a model without position embeddings.
+            built["position_embedding_type"] = "none"
+        return built
 
     @property
     def layers(self) -> int:

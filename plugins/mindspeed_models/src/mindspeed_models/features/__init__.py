@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mindspeed_core.feature import HookApi
 from mindspeed_models.extension_points import RECIPES
+from mindspeed_models.features.best_of_group import BestOfGroup
 from mindspeed_models.features.gemma import GatedGelu, ScaledEmbedding
 from mindspeed_models.features.heads import AttentionBias, EmbeddingNorm, NormHead, ZLoss
 from mindspeed_models.features.instructions import InstructionData
@@ -15,7 +16,7 @@ DECLARATIONS = (
     *(HookApi("1.3"), RECIPES),
     *(ModelRecipes, PaddedVocabulary, NoGate),
     *(NormHead, EmbeddingNorm, ZLoss, AttentionBias),
-    *(GatedGelu, ScaledEmbedding),
+    *(GatedGelu, ScaledEmbedding, BestOfGroup),
     *(InstructionData, PackSamples),
     *(Lora,),
 )
@@ -23,6 +24,7 @@ DECLARATIONS = (
 __all__ = [
     "DECLARATIONS",
     "AttentionBias",
+    "BestOfGroup",
     "EmbeddingNorm",
     "GatedGelu",
     "InstructionData",

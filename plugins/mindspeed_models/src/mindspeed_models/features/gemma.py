@@ -84,7 +84,7 @@ class ScaledEmbedding(Feature):
     places_modules = True
     fake_tensors = True
     deterministic = True
-    affects_checkpoint = False
+    affects_checkpoint = True
     verify = _proofs(_SCALE)
 
     @classmethod

@@ -52,7 +52,7 @@ class NormHead(Feature):
     places_modules = True
     fake_tensors = True
     deterministic = True
-    affects_checkpoint = False
+    affects_checkpoint = True
     verify = HEAD_PROOFS
 
     @classmethod

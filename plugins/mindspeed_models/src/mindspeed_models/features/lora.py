@@ -23,7 +23,7 @@ from mindspeed_models.lora.options import (
     TARGETS,
     LoraOptions,
 )
-from mindspeed_models.lora.targets import fused, modules_of
+from mindspeed_models.lora.targets import fused, lacking, modules_of
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -114,6 +114,14 @@ class Lora(Feature):
             found.append(f"{ALPHA} {args.lora_alpha}: with it nothing is updated; give a number above 0")
         if not 0.0 <= args.lora_dropout < 1.0:
             found.append(f"{DROPOUT} {args.lora_dropout:g}: it is at least 0 and below 1")
+        if getattr(args, "multi_latent_attention", False):
+            low_rank = getattr(args, "q_lora_rank", None) is not None
+            if absent := lacking(roles, low_rank=low_rank):
+                there = "linear_q_down_proj linear_q_up_proj" if low_rank else "linear_q_proj"
+                given = "is given" if low_rank else "is not given"
+                found.append(
+                    f"{TARGETS} {absent}: --q-lora-rank {given}, so that queries have {there}; name them"
+                )
         if getattr(args, "num_experts", None) and {"fc1", "fc2"}.intersection(roles):
             names = [name for name in args.lora_target_modules if _is_of_experts(name)]
             found.append(
@@ -173,11 +181,12 @@ class Lora(Feature):
         """Freeze the base."""
         chunks = yield
         from mindspeed_megatron.unwrap import chunks_of
-        from mindspeed_models.lora.place import adapt_output_layers
+        from mindspeed_models.lora.place import adapt_compressing, adapt_output_layers
         from mindspeed_models.lora.trained import freeze, let_inputs_learn
 
         options = _options(session, args)
         built = chunks_of(chunks)
+        adapt_compressing(session, built, options, _seed(args))
         adapt_output_layers(session, built, options, _seed(args))
         freeze(session, built, options.modules, in_fp32=options.in_fp32)
         let_inputs_learn(built, args.lora_register_forward_hook or ())

@@ -8,11 +8,11 @@ from megatron.core.transformer import ModuleSpec
 
 from mindspeed_core.errors import UserError
 from mindspeed_megatron.layer_spec import Site, SpecEditor
-from mindspeed_megatron.linear_layout import is_opaque
+from mindspeed_megatron.linear_layout import is_opaque, layout_of
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_models.lora.linears import adapt_instance, adapted, takes_adapters
 from mindspeed_models.lora.options import NAME, TARGETS, LoraOptions
-from mindspeed_models.lora.targets import OUTPUT, SPECIFIED
+from mindspeed_models.lora.targets import COMPRESSING, OUTPUT, SPECIFIED
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -59,6 +59,33 @@ def place_adapters(
     if roles:
         editor.replace(roles, put, wrap=True)
     return editor.spec
+
+
+def adapt_compressing(session: Session, chunks: list[Any], options: LoraOptions, seed: int) -> None:
+    """Put adapters beside the linears that latent attention compresses with, where they are targets.
+
+    Attention builds them of a class that it knows by name, so they are changed once they are there.
+
+    Raises:
+        UserError: another linear than megatron-core's stands there.
+    """
+    wanted = [role for role in options.roles if role in COMPRESSING]
+    found = 0
+    for module in (each for chunk in chunks for each in unwrap(chunk).modules()):
+        for role in wanted:
+            linear = getattr(module, f"linear_{role}", None)
+            if linear is None:
+                continue
+            if not takes_adapters(type(linear)) or layout_of(type(linear)) is not None:
+                raise UserError(
+                    f"{TARGETS}: {role} is {type(linear).__name__}, and adapters stand beside column- and "
+                    "row-parallel linears of megatron-core; use --transformer-impl local, or drop the target"
+                )
+            place = f"{seed}.{module.layer_number}.self_attention.{role}"
+            adapt_instance(linear, options.of_linear(role, place))
+            found += 1
+    if wanted:
+        session.place(NAME, found)
 
 
 def adapt_output_layers(session: Session, chunks: list[Any], options: LoraOptions, seed: int) -> None:

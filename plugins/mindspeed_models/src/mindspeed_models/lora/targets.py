@@ -12,9 +12,11 @@ from typing import Any, Final
 
 SPECIFIED: Final = ("qkv", "proj", "fc1", "fc2", "q_proj", "q_up_proj", "kv_up_proj")
 """Roles of linears that a layer specification places."""
+COMPRESSING: Final = ("q_down_proj", "kv_down_proj")
+"""Those of latent attention, which builds them of megatron-core's own classes alone: adapted once built."""
 OUTPUT: Final = "output_layer"
 """The output layer, which megatron-core builds without a specification."""
-ROLES: Final = (*SPECIFIED, OUTPUT)
+ROLES: Final = (*SPECIFIED, *COMPRESSING, OUTPUT)
 
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "linear_qkv": ("qkv",),
@@ -24,6 +26,10 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "k_proj": ("qkv",),
     "v_proj": ("qkv",),
     "linear_q_proj": ("q_proj",),
+    "linear_q_down_proj": ("q_down_proj",),
+    "q_a_proj": ("q_down_proj",),
+    "linear_kv_down_proj": ("kv_down_proj",),
+    "kv_a_proj_with_mqa": ("kv_down_proj",),
     "linear_q_up_proj": ("q_up_proj",),
     "q_b_proj": ("q_up_proj",),
     "linear_kv_up_proj": ("kv_up_proj",),
@@ -46,11 +52,6 @@ _REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("word_embeddings", "embedding", "embed_tokens"),
         "an embedding is a table, not a linear; train it whole with --lora-modules-to-save word_embeddings",
-    ),
-    **dict.fromkeys(
-        ("linear_q_down_proj", "linear_kv_down_proj", "q_a_proj", "kv_a_proj_with_mqa"),
-        "megatron-core builds it of its own classes alone; name the up projections "
-        "(linear_q_up_proj, linear_kv_up_proj)",
     ),
     **dict.fromkeys(
         ("router", "gate"), "a router is not adapted; name linears of attention (linear_qkv, linear_proj)"
@@ -87,7 +88,7 @@ def roles_of(names: Sequence[str], *, latent: bool = False) -> tuple[str, ...]:
     """
     found: set[str] = set()
     problems: list[str] = []
-    absent = {"qkv"} if latent else {"q_proj", "q_up_proj", "kv_up_proj"}
+    absent = {"qkv"} if latent else {"q_proj", "q_up_proj", "kv_up_proj", *COMPRESSING}
     for name in names:
         if name in _REFUSED:
             problems.append(f"{name}: {_REFUSED[name]}")
@@ -95,7 +96,7 @@ def roles_of(names: Sequence[str], *, latent: bool = False) -> tuple[str, ...]:
             problems.append(f"{name}: no linear has this name; {_nearest(name, _NAMES)}")
         elif absent.issuperset(_NAMES[name]):
             kind = "latent attention" if latent else "attention that is not latent"
-            there = "q_b_proj, kv_b_proj" if latent else "linear_qkv"
+            there = "q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj" if latent else "linear_qkv"
             problems.append(f"{name}: {kind} has no such linear; its linears are {there} and linear_proj")
         else:
             found.update(_NAMES[name])
@@ -103,6 +104,17 @@ def roles_of(names: Sequence[str], *, latent: bool = False) -> tuple[str, ...]:
         raise ValueError("; ".join(problems))
     found -= absent
     return tuple(role for role in ROLES if role in found)
+
+
+def lacking(roles: Iterable[str], *, low_rank: bool) -> str:
+    """Return the first linear of latent attention that a model does not have; empty where it has them all.
+
+    Args:
+        roles: of `roles_of`, for latent attention.
+        low_rank: queries are compressed (``--q-lora-rank``).
+    """
+    absent = {"q_proj"} if low_rank else {"q_down_proj", "q_up_proj"}
+    return next((f"linear_{role}" for role in roles if role in absent), "")
 
 
 def modules_of(names: Iterable[str]) -> tuple[str, ...]:

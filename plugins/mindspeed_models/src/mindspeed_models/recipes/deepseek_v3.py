@@ -6,11 +6,11 @@ from typing import Any
 
 from mindspeed_models.config_file import Keys
 from mindspeed_models.recipe import Config, ModelPlan, Recipe
+from mindspeed_models.recipes.decoder import training_defaults
 from mindspeed_models.recipes.latent import (
     YARN,
     latent_arguments,
     latent_config,
-    latent_defaults,
     latent_rows,
     latent_size,
 )
@@ -30,7 +30,7 @@ def _plan(config: Config) -> ModelPlan:
     }
     # Only sequences are balanced by a loss; experts by their bias.
     defaults = {
-        **latent_defaults(keys),
+        **training_defaults(config),
         "moe_router_load_balancing_type": ["seq_aux_loss"],
         "moe_aux_loss_coeff": [1e-4],
         "moe_router_bias_update_rate": 1e-3,

@@ -15,11 +15,6 @@ _MTP, _HF_MTP = "mtp.layers.{m}.", "model.layers.{L}."
 _EVERY_EXPERT = ("mlp.gate", "mlp.experts")
 
 
-def latent_defaults(keys: Keys) -> dict[str, Any]:
-    """Return what any flag may change: positions are rotations, so that texts may be shorter or longer."""
-    return {"max_position_embeddings": keys.count("max_position_embeddings", default=4096)}
-
-
 def latent_arguments(keys: Keys) -> dict[str, Any]:
     """Return the flags of attention, experts and sizes, with all of yarn's defaults spelled out."""
     keys.only("hidden_act", "silu", reason="and gated layers here have silu")

@@ -34,15 +34,18 @@ from mindspeed_models.weights.distributed_file import (
 from mindspeed_models.weights.hf_files import HfFiles
 from mindspeed_models.weights.legacy_files import LegacyReader
 from mindspeed_models.weights.module_state import state_keys
+from mindspeed_models.weights.needed_features import plan_for_manifest
 from mindspeed_models.weights.reader import TableReader
 from mindspeed_models.weights.source_names import NAMES, describe_names
-from mindspeed_models.weights.unfinished import DigestedFile, UnfinishedWork, identity_of
+from mindspeed_models.weights.unfinished import DigestedFile, UnfinishedWork, described, identity_of
 from mindspeed_train.interface import MODEL_ARGUMENTS, publish
 
 HF = "hf"
 """The folder of what is no tensor: configuration, tokenizer, names and order of the files."""
 RELEASE = "release"
 _UNFINISHED = ".converting"
+_WORK = "conversion.json"
+"""Says in a finished checkpoint of which work it is the result."""
 _BESIDE = (
     "config.json generation_config.json tokenizer.json tokenizer_config.json tokenizer.model "
     "special_tokens_map.json "
@@ -111,8 +114,8 @@ def write_checkpoint(
         DataError: the target holds a checkpoint already.
     """
     final = options.target / publish.directory_name(0)
-    if final.exists() or (options.target / TRACKER).exists():
-        raise DataError(f"{options.target}: holds a checkpoint already; name another folder, or remove it")
+    # Before anything is written: it refuses models that no installed package computes.
+    needed = plan_for_manifest(options.plan)
     identity = {
         "files": sources,
         "family": options.recipe.name,
@@ -122,7 +125,15 @@ def write_checkpoint(
         "chunk_bytes": options.chunk_bytes,
         "version": mindspeed_models.__version__,
     }
+    if options.resume and _is_finished(final, identity):
+        # The end came behind the last file, perhaps before the checkpoint was named.
+        _point_to(options.target, final)
+        options.say(f"{final}: finished earlier")
+        return final
+    if final.exists() or (options.target / TRACKER).exists():
+        raise DataError(f"{options.target}: holds a checkpoint already; name another folder, or remove it")
     work = UnfinishedWork(options.target / _UNFINISHED, identity, resume=options.resume)
+    kept = {**kept, _WORK: described(identity).encode()}
     parts = _parts(reader, options)
 
     def write(numbered: tuple[int, list[Chunk]]) -> str:
@@ -132,10 +143,16 @@ def write_checkpoint(
         for done in pool.map(write, enumerate(parts)):
             options.say(done)
     _write_objects(work, options)
-    _finish(work, reader, parts, options, kept)
+    _finish(work, reader, parts, options, kept, needed)
     work.publish(final)
     _point_to(options.target, final)
     return final
+
+
+def _is_finished(final: Path, identity: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint is the whole result of this work."""
+    known = final / _WORK
+    return known.is_file() and known.read_text(encoding="utf-8") == described(identity)
 
 
 def _parts(reader: TableReader | LegacyReader, options: Conversion) -> list[list[Chunk]]:
@@ -209,6 +226,7 @@ def _finish(
     parts: Iterable[list[Chunk]],
     options: Conversion,
     kept: Mapping[str, bytes],
+    needed: Mapping[str, Any],
 ) -> None:
     """Write everything that describes the parts, and remove their records."""
     records = {_file_name(index): _record_name(index) for index, _ in enumerate(parts)}
@@ -248,7 +266,9 @@ def _finish(
         files[name] = publish.digest_file(path)
     model = {name: arguments[name] for name in MODEL_ARGUMENTS if name in arguments}
     versions = {"mindspeed-models": mindspeed_models.__version__, "torch": torch.__version__}
-    manifest = publish.Manifest(0, files, versions=versions, layout={"tp": 1, "pp": 1}, model=model)
+    manifest = publish.Manifest(
+        0, files, plan=needed, versions=versions, layout={"tp": 1, "pp": 1}, model=model
+    )
     for name in records.values():
         (work.folder / name).unlink()
     publish.write_synced(work.folder / publish.MANIFEST, publish.describe(manifest))
@@ -257,7 +277,7 @@ def _finish(
 def _arguments(plan: ModelPlan, rows: int) -> dict[str, Any]:
     """Return what Megatron-LM's loader and ``--use-checkpoint-args`` read of ``args``."""
     known = {
-        name: value for name, value in plan.arguments.items() if isinstance(value, (bool, int, float, str))
+        name: value for name, value in plan.as_built().items() if isinstance(value, (bool, int, float, str))
     }
     return {
         **known,

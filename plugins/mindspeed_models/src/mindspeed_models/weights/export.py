@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,7 +21,8 @@ from mindspeed_models.config_file import NAME as CONFIG
 from mindspeed_models.config_file import Keys
 from mindspeed_models.recipe import ModelPlan, Recipe
 from mindspeed_models.weights.hf_files import shown
-from mindspeed_models.weights.legacy_files import LegacyFiles
+from mindspeed_models.weights.legacy_files import LegacyFiles, open_older
+from mindspeed_models.weights.legacy_pipe import PipedFiles
 from mindspeed_models.weights.mcore_files import McoreFiles
 from mindspeed_models.weights.reader import EMBEDDING, HEAD, VOCABULARY
 from mindspeed_models.weights.safetensors_writer import write_file
@@ -29,6 +30,7 @@ from mindspeed_models.weights.source_names import NAMES, SourceNames, read_names
 from mindspeed_models.weights.table import Entry
 from mindspeed_models.weights.unfinished import UnfinishedWork, identity_of
 
+_Files: TypeAlias = McoreFiles | LegacyFiles | PipedFiles
 _HEAD = "lm_head.weight"
 _PIECE_BYTES = 64 << 20
 SHARD_BYTES = 5_000_000_000
@@ -127,13 +129,13 @@ def export(options: Export) -> Path:
     return options.target
 
 
-def _open(options: Export) -> McoreFiles | LegacyFiles:
+def _open(options: Export) -> _Files:
     if options.legacy:
-        return LegacyFiles(options.source, options.plan, seed_gqa_order=options.seed_gqa_order)
+        return open_older(options.source, options.plan, seed_gqa_order=options.seed_gqa_order)
     return McoreFiles(options.source, options.step)
 
 
-def _outputs(files: McoreFiles | LegacyFiles, options: Export) -> dict[str, _Output]:
+def _outputs(files: _Files, options: Export) -> dict[str, _Output]:
     """Return every tensor of the files by name.
 
     Raises:
@@ -228,9 +230,7 @@ def _safetensors_name(file: str) -> str:
     return "model" + file.removeprefix("pytorch_model").removesuffix(".bin") + ".safetensors"
 
 
-def _parts(
-    files: McoreFiles | LegacyFiles, plan: ModelPlan, inside: dict[str, _Output]
-) -> Iterator[torch.Tensor]:
+def _parts(files: _Files, plan: ModelPlan, inside: dict[str, _Output]) -> Iterator[torch.Tensor]:
     """Yield the elements of tensors in order, in pieces of limited size."""
     for output in inside.values():
         entry, shape = output.entry, output.shape

@@ -1,25 +1,20 @@
 """The older layout of MindSpeed and AscendSpeed: a file for each tensor- and pipeline-parallel rank.
 
 Layers are numbered within their pipeline stage, gate and up projection are two tensors unless they were
-merged, and the vocabulary is padded. Reading gives megatron-core's global tensors; files are read as data,
-nothing in them runs.
+merged, and the vocabulary is padded. Bloom has names of its own, see `legacy_pipe`. Reading gives
+megatron-core's global tensors; files are read as data, nothing in them runs.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from mindspeed_core.errors import DataError
-from mindspeed_megatron.tracker import TRACKER
 from mindspeed_models.recipe import ModelPlan
-from mindspeed_models.weights.reader import EMBEDDING, HEAD, VOCABULARY, GlobalTensors
-from mindspeed_train.interface import publish
+from mindspeed_models.weights.reader import VOCABULARY, GlobalTensors
 
 RELEASE = "release"
 FILE = "model_optim_rng.pt"
@@ -40,10 +35,17 @@ LAYER_NAMES = {
     "mlp.linear_fc2.bias": ("mlp.dense_4h_to_h.bias", None),
 }
 """Legacy name and the axis that ranks share, by the key of a layer's tensor."""
-_FINAL = {
-    "decoder.final_layernorm.weight": "final_layernorm.weight",
-    "decoder.final_layernorm.bias": "final_layernorm.bias",
+_OLD = "the programs that read the older layout"
+_WITHOUT = {
+    "num_experts": f"{_OLD} had no routed experts, and their converters no names for them",
+    "multi_latent_attention": f"{_OLD} had no latent attention, and their converters no names for it",
+    "qk_layernorm": f"{_OLD} had no norms of queries and keys, and their converters no names for them",
+    "geglu": f"{_OLD} gated MLPs by SiLU alone",
+    "scale_embedding": f"{_OLD} scaled no embedding",
+    "window_size": f"{_OLD} had no sliding windows, and would attend to every token",
+    "use_rope_scaling": f"{_OLD} did not scale rotary positions",
 }
+"""Why the older layout has no place for a model, by the argument that makes it so."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class LegacyLayout:
         divisible: the vocabulary is padded to a multiple of this times ``tensor``.
         merged: gate and up projection are one tensor.
         deepspeed: files of DeepSpeed, whose weights are under ``module``.
+        partition: layers of each stage; empty for equally many.
     """
 
     tensor: int = 1
@@ -63,13 +66,29 @@ class LegacyLayout:
     divisible: int = 128
     merged: bool = False
     deepspeed: bool = False
+    partition: tuple[int, ...] = ()
+
+    def stages(self, plan: ModelPlan) -> tuple[int, ...]:
+        """Return the layers of each pipeline stage."""
+        return self.partition or (plan.layers // self.pipeline,) * self.pipeline
 
     def check(self, plan: ModelPlan) -> None:
         """Refuse sizes that ranks cannot share.
 
         Raises:
-            DataError: names both numbers.
+            DataError: names both numbers, or what the layout has no place for.
         """
+        reason = next((text for name, text in _WITHOUT.items() if plan.value(name, False)), None)
+        if reason is not None:
+            raise DataError(
+                f"--legacy-layout: {reason}, so that models of the family {plan.family} have none; convert "
+                "without it"
+            )
+        if self.partition and (len(self.partition) != self.pipeline or sum(self.partition) != plan.layers):
+            raise DataError(
+                f"--partition-layers {','.join(map(str, self.partition))}: needs {self.pipeline} numbers "
+                f"(--pipeline-model-parallel-size) whose sum is the {plan.layers} layers"
+            )
         for name, count, parts, flag in (
             ("heads", plan.heads, self.tensor, "--tensor-model-parallel-size"),
             (
@@ -80,6 +99,8 @@ class LegacyLayout:
             ),
             ("layers", plan.layers, self.pipeline, "--pipeline-model-parallel-size"),
         ):
+            if name == "layers" and self.partition:
+                continue
             if count % parts:
                 raise DataError(f"{flag} {parts} does not divide the {count} {name}; choose a divisor")
         if plan.groups % self.tensor:
@@ -88,11 +109,6 @@ class LegacyLayout:
                 "value heads, "
                 "which the older layout needs; choose a divisor, or convert without --legacy-layout"
             )
-        if plan.experts or plan.value("multi_latent_attention") or plan.value("embed_layernorm"):
-            raise DataError(
-                f"--legacy-layout: models of the family {plan.family} have no older layout; convert "
-                "without it"
-            )
 
     def padded(self, rows: int) -> int:
         """Return the rows of the padded vocabulary."""
@@ -100,77 +116,32 @@ class LegacyLayout:
         return math.ceil(rows / unit) * unit
 
 
-def write_legacy(reader: GlobalTensors, plan: ModelPlan, target: Path, layout: LegacyLayout) -> Path:
-    """Write a model in the older layout, one rank's file at a time.
+def part_of(
+    reader: GlobalTensors,
+    layout: LegacyLayout,
+    tensor: int,
+    key: str,
+    axis: int | None,
+    pieces: int = 1,
+    piece: int = 0,
+) -> torch.Tensor:
+    """Return a tensor-parallel rank's part of a tensor, with its share of the padding of a vocabulary.
 
-    Returns:
-        The folder of the ranks.
-
-    Raises:
-        DataError: the layout does not fit, or the target holds something already.
+    Args:
+        reader: gives global tensors.
+        layout: of the ranks.
+        tensor: the rank.
+        key: of the tensor.
+        axis: that ranks share; None where each has all of it.
+        pieces: tensors that lie behind each other on that axis.
+        piece: the one that is meant.
     """
-    layout.check(plan)
-    final = target / RELEASE
-    if final.exists() or (target / TRACKER).exists():
-        raise DataError(f"{target}: holds a checkpoint already; name another folder, or remove it")
-    for pipeline in range(layout.pipeline):
-        for tensor in range(layout.tensor):
-            rank = _rank_folder(final, layout, tensor, pipeline)
-            rank.mkdir(parents=True, exist_ok=True)
-            model = _rank_model(reader, plan, layout, tensor, pipeline)
-            name, state = FILE, {"checkpoint_version": 3.0, "iteration": RELEASE, "model": model}
-            if layout.deepspeed:
-                name = f"mp_rank_{tensor:02d}_model_states.pt"
-                state = {"module": model, "dp_world_size": 1, "mp_world_size": layout.tensor}
-            beside = rank / f"{name}.tmp"
-            torch.save(state, beside)
-            os.replace(beside, rank / name)
-    publish.write_tracker(target, RELEASE)
-    return final
-
-
-def _rank_folder(root: Path, layout: LegacyLayout, tensor: int, pipeline: int) -> Path:
-    if layout.deepspeed:
-        return root
-    name = f"mp_rank_{tensor:02d}"
-    return root / (name if layout.pipeline == 1 else f"{name}_{pipeline:03d}")
-
-
-def _rank_model(
-    reader: GlobalTensors, plan: ModelPlan, layout: LegacyLayout, tensor: int, pipeline: int
-) -> dict[str, Any]:
-    encoder: dict[str, torch.Tensor] = {}
-    language: dict[str, Any] = {"encoder": encoder}
-
-    def part(key: str, axis: int | None, pieces: int = 1, piece: int = 0) -> torch.Tensor:
-        shape = list(reader.shape(key))
-        if key in VOCABULARY:
-            shape[0] = layout.padded(shape[0])
-        offset = [0] * len(shape)
-        if axis is not None:
-            whole = shape[axis] // pieces
-            shape[axis] = whole // layout.tensor
-            offset[axis] = piece * whole + tensor * shape[axis]
-        return reader.read(key, offset, shape).clone()
-
-    if pipeline == 0:
-        language["embedding"] = {"word_embeddings": {"weight": part(EMBEDDING, 0)}}
-    if pipeline == layout.pipeline - 1:
-        for key, name in _FINAL.items():
-            if key in reader:
-                encoder[name] = part(key, None)
-        if HEAD in reader:
-            language["output_layer"] = {"weight": part(HEAD, 0)}
-    count = plan.layers // layout.pipeline
-    for inside in range(count):
-        prefix = f"decoder.layers.{pipeline * count + inside}."
-        for suffix, (name, axis) in LAYER_NAMES.items():
-            if prefix + suffix not in reader:
-                continue
-            if suffix == FC1 and plan.value("swiglu", False):
-                gate, up = (part(prefix + suffix, 0, 2, piece) for piece in (0, 1))
-                both = {MERGED: torch.cat([gate, up])} if layout.merged else {GATE: gate, UP: up}
-                encoder.update({f"layers.{inside}.{each}": value for each, value in both.items()})
-            else:
-                encoder[f"layers.{inside}.{name}"] = part(prefix + suffix, axis)
-    return {"language_model": language}
+    shape = list(reader.shape(key))
+    if key in VOCABULARY:
+        shape[0] = layout.padded(shape[0])
+    offset = [0] * len(shape)
+    if axis is not None:
+        whole = shape[axis] // pieces
+        shape[axis] = whole // layout.tensor
+        offset[axis] = piece * whole + tensor * shape[axis]
+    return reader.read(key, offset, shape).clone()

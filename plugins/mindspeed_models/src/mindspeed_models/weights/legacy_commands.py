@@ -35,6 +35,8 @@ _TYPES = {
     "176B": (70, 14336, 112),
 }
 """Layers, hidden size and heads by ``--type``."""
+_TYPES_OF = {"bloom": {"7B": _TYPES["7B1"]}}
+"""The same where the converter of a family meant others."""
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _SIZE = click.IntRange(1)
 Decorator = Callable[[Any], Any]
@@ -66,6 +68,9 @@ def _sizes(command: Any) -> Any:
         click.option("--hidden-size", "--hidden_size", "hidden", type=_SIZE, help="Compared with the model."),
         click.option("--bias", is_flag=True, help="Accepted; the files say whether there are biases."),
         click.option("--deepspeed", is_flag=True, help="With --legacy-layout: files of DeepSpeed."),
+        click.option(
+            "--partition-layers", "partition", help="With --legacy-layout: layers of Bloom's stages, 6,6,…,4."
+        ),
         click.option("--merge-mlp", is_flag=True, help="With --legacy-layout: gate and up in one tensor."),
         click.option(
             "--legacy-layout", is_flag=True, help="Write a file for each rank, as AscendSpeed loads them."
@@ -98,7 +103,7 @@ def from_huggingface(
     recipe, plan = described_folder(source, model)
     _check_sizes(plan, given)
     if legacy_layout:
-        layout = _layout(tensor, pipeline, given)
+        layout = _layout(plan, tensor, pipeline, given)
         click.echo(write_older(source, target, recipe, plan, layout, added))
         return
     from mindspeed_models.weights.convert import Conversion, convert
@@ -132,15 +137,15 @@ def when_tp_pp_change(
 ) -> None:
     """Bring weights with a file for each rank to other parallel sizes, or to a checkpoint for all of them."""
     from mindspeed_models.weights.convert import Conversion, write_checkpoint
-    from mindspeed_models.weights.legacy import write_legacy
-    from mindspeed_models.weights.legacy_files import LegacyFiles, LegacyReader
+    from mindspeed_models.weights.legacy_files import LegacyReader, open_older
+    from mindspeed_models.weights.legacy_write import write_legacy
     from mindspeed_models.weights.unfinished import identity_of
 
     recipe, plan = _older_model(source, config, model, vocabulary, given)
     _check_sizes(plan, given)
     if given["added"]:
         raise UserError("--added-token-num: add tokens when weights of Hugging Face are converted")
-    with LegacyFiles(source, plan, seed_gqa_order=seed_gqa_order) as files:
+    with open_older(source, plan, seed_gqa_order=seed_gqa_order) as files:
         for flag, said, found in (
             ("--src-tensor-model-parallel-size", src_tensor, files.layout.tensor),
             ("--src-pipeline-model-parallel-size", src_pipeline, files.layout.pipeline),
@@ -152,7 +157,8 @@ def when_tp_pp_change(
                 )
         reader = LegacyReader(files, recipe, plan)
         if legacy_layout:
-            click.echo(f"{write_legacy(reader, plan, target, _layout(tensor, pipeline, given))}: written")
+            layout = _layout(plan, tensor, pipeline, given)
+            click.echo(f"{write_legacy(reader, plan, target, layout)}: written")
             return
         options = Conversion(source, target, recipe, plan, say=click.echo)
         sources = identity_of(list(files.path.rglob("*.pt")))
@@ -166,7 +172,7 @@ def write_older(
 ) -> str:
     """Convert files of Hugging Face into the older layout; return what was done."""
     from mindspeed_models.weights.hf_files import HfFiles
-    from mindspeed_models.weights.legacy import write_legacy
+    from mindspeed_models.weights.legacy_write import write_legacy
     from mindspeed_models.weights.reader import TableReader
 
     with HfFiles(source, prefix=recipe.prefix) as files:
@@ -176,19 +182,34 @@ def write_older(
     return f"{path}: {recipe.name}, tensor-parallel size {layout.tensor}, {layout.pipeline} pipeline stages"
 
 
-def _layout(tensor: int, pipeline: int, given: dict[str, Any]) -> LegacyLayout:
+def _layout(plan: ModelPlan, tensor: int, pipeline: int, given: dict[str, Any]) -> LegacyLayout:
     from mindspeed_models.weights.legacy import LegacyLayout
+    from mindspeed_models.weights.legacy_pipe import is_piped
 
-    if given["deepspeed"] and pipeline > 1:
+    stages = given["partition"]
+    if stages and not is_piped(plan):
+        raise UserError(
+            f"--partition-layers {stages}: stages of the family {plan.family} have equally many layers in "
+            "the older layout; leave the flag out"
+        )
+    try:
+        partition = tuple(int(each) for each in stages.split(",")) if stages else ()
+    except ValueError:
+        raise UserError(
+            f"--partition-layers {stages}: write numbers with commas, for instance 6,6,4"
+        ) from None
+    if given["deepspeed"] and pipeline > 1 and not is_piped(plan):
         raise UserError(
             f"--deepspeed: files of DeepSpeed have one pipeline stage, not {pipeline}; leave one out"
         )
-    return LegacyLayout(tensor, pipeline, given["divisible"], given["merge_mlp"], given["deepspeed"])
+    return LegacyLayout(
+        tensor, pipeline, given["divisible"], given["merge_mlp"], given["deepspeed"], partition
+    )
 
 
 def _check_sizes(plan: ModelPlan, given: dict[str, Any]) -> None:
     """Refuse sizes that are not the model's."""
-    said = dict(zip(("layers", "hidden", "heads"), _TYPES.get(given["size"] or "", ())))
+    said = dict(zip(("layers", "hidden", "heads"), _sizes_of(plan.family, given["size"]) or ()))
     flags = {
         "layers": "--num-layers",
         "hidden": "--hidden-size",
@@ -209,6 +230,11 @@ def _check_sizes(plan: ModelPlan, given: dict[str, Any]) -> None:
             )
 
 
+def _sizes_of(family: str, size: str | None) -> tuple[int, int, int] | None:
+    """Return layers, hidden size and heads that a family's converter meant by ``--type``."""
+    return {**_TYPES, **_TYPES_OF.get(family, {})}.get(size or "")
+
+
 def _older_model(
     source: Path, config: Path | None, model: str | None, vocabulary: int, given: dict[str, Any]
 ) -> tuple[Recipe, ModelPlan]:
@@ -218,9 +244,13 @@ def _older_model(
 
         return described_model(read_config(config), model, str(config))
     from mindspeed_models.weights.legacy_files import ffn_of
+    from mindspeed_models.weights.legacy_pipe import is_piped
 
-    layers, hidden, heads = _TYPES.get(
-        given["size"] or "", (given["layers"], given["hidden"], given["heads"])
+    recipe = named_model(model or "llama")[0]
+    layers, hidden, heads = _sizes_of(recipe.name, given["size"]) or (
+        given["layers"],
+        given["hidden"],
+        given["heads"],
     )
     if None in (layers, hidden, heads):
         raise UserError(
@@ -228,16 +258,18 @@ def _older_model(
             "--hidden-size and "
             "--num-heads"
         )
-    recipe = named_model(model or "llama")[0]
     content = {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": given["groups"] or heads,
-        "intermediate_size": ffn_of(source),
+        "intermediate_size": 4 * hidden,
         "vocab_size": vocabulary,
     }
-    return recipe, recipe.make_plan(content)
+    plan = recipe.make_plan(content)
+    if is_piped(plan):
+        return recipe, plan
+    return recipe, recipe.make_plan({**content, "intermediate_size": ffn_of(source)})
 
 
 def _content(config: Path) -> bytes:

@@ -22,10 +22,27 @@ from mindspeed_models.weights.legacy import (
     UP,
     LegacyLayout,
 )
+from mindspeed_models.weights.legacy_pipe import PipedFiles, is_piped
 from mindspeed_models.weights.reader import EMBEDDING, HEAD, VOCABULARY
 from mindspeed_train.interface import FilePart, read_archive
 
 _RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?")
+
+
+def open_older(folder: Path, plan: ModelPlan, *, seed_gqa_order: bool = False) -> LegacyFiles | PipedFiles:
+    """Read the files of all ranks, in the layout that the model's family has.
+
+    Args:
+        folder: the ranks, or the folder that holds ``release`` with them.
+        plan: the model.
+        seed_gqa_order: query heads of a group are strided, as older converters left them.
+
+    Raises:
+        DataError: a rank is missing, a file is damaged, or it holds another model.
+    """
+    if is_piped(plan):
+        return PipedFiles(folder, plan)
+    return LegacyFiles(folder, plan, seed_gqa_order=seed_gqa_order)
 
 
 class LegacyFiles:
@@ -157,7 +174,7 @@ class LegacyReader:
         keys: the keys of all tensors.
     """
 
-    def __init__(self, files: LegacyFiles, recipe: Recipe, plan: ModelPlan) -> None:
+    def __init__(self, files: LegacyFiles | PipedFiles, recipe: Recipe, plan: ModelPlan) -> None:
         """Compare keys with the table.
 
         Raises:

@@ -27,7 +27,13 @@ _COMPARED_BYTES = 32 << 20
 
 
 class GlobalTensors(Protocol):
-    """Something that gives megatron-core's global tensors by their keys."""
+    """Something that gives megatron-core's global tensors by their keys.
+
+    Attributes:
+        keys: of all tensors.
+    """
+
+    keys: tuple[str, ...]
 
     def __contains__(self, key: str) -> bool:
         """Return whether the model has a tensor with this key."""

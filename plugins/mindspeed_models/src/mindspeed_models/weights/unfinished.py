@@ -39,7 +39,7 @@ class UnfinishedWork:
             DataError: what is there belongs to other work, or the folder cannot be made.
         """
         self.folder = folder
-        text = json.dumps(identity, sort_keys=True)
+        text = described(identity)
         known = folder / _IDENTITY
         try:
             if resume and known.is_file():
@@ -53,7 +53,8 @@ class UnfinishedWork:
             if folder.exists():
                 shutil.rmtree(folder)
             folder.mkdir(parents=True)
-            publish.write_synced(known, text)
+            # At once: half of it would be taken for other work.
+            self.write(_IDENTITY, text)
         except OSError as error:
             raise DataError(f"{folder}: {error.strerror or error}; choose another output folder") from error
 
@@ -89,6 +90,11 @@ class UnfinishedWork:
             publish.sync_directory(final.parent)
         except OSError as error:
             raise DataError(f"{final}: {error.strerror or error}") from error
+
+
+def described(identity: Mapping[str, Any]) -> str:
+    """Return an identity as text, the same for the same work."""
+    return json.dumps(identity, sort_keys=True)
 
 
 def identity_of(files: list[Path]) -> list[list[Any]]:
