@@ -13,6 +13,7 @@ from mindspeed_core.terminal.program import ExplainedGroup, run_program
 from mindspeed_models.data.preprocess_command import command as preprocess_command
 from mindspeed_models.inference.generate_command import command as generate_command
 from mindspeed_models.lora.command_line import export_lora_command, merge_command
+from mindspeed_models.running.command import run_command, write_config_command
 from mindspeed_models.weights.commands import convert_command, export_command, families_command
 
 PROGRAM = "mindspeed-models"
@@ -23,6 +24,7 @@ PROGRAM = "mindspeed-models"
 @click.option(TRACEBACK, is_flag=True, expose_value=False, help="Print tracebacks of errors too.")
 def program() -> None:
     """Convert weights, prepare data, merge adapters, generate; nothing is trained.
+    """Convert weights, prepare data, merge adapters, or run a model from the first to the last of its steps.
 
     Exit status: 0 done, 1 not, 2 wrong usage.
     """
@@ -31,6 +33,8 @@ def program() -> None:
 for _command in (
     *(convert_command, export_command, families_command),
     *(preprocess_command, merge_command, export_lora_command, generate_command),
+    *(preprocess_command, merge_command, export_lora_command),
+    *(run_command, write_config_command),
 ):
     program.add_command(_command)
 
