@@ -41,4 +41,4 @@ def test_the_fused_permutation_stands_down_beside_instruction_data():
     assert checked.args.moe_permute_fusion is False
     assert "moe-permute-fusion" not in checked.plan.names
     assert "--moe-permute-fusion" in "".join(note.text for note in checked.plan.notes)
-    assert ["moe-permute-fusion"] == [held.name for held in checked.plan.held_back]
+    assert [held.name for held in checked.plan.held_back] == ["moe-permute-fusion"]

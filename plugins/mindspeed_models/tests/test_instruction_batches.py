@@ -1,4 +1,4 @@
-"""Micro-batches for a loop of one's own: those of mindspeed-train, and experts that padding does not reach."""
+"""Micro-batches for a loop of one's own: those of mindspeed-train, and experts without padding."""
 
 from itertools import islice
 
@@ -44,8 +44,13 @@ def ours(folder):
                 theirs = list(islice(run.data.train[0], COUNT))
         finally:
             destroy_megatron_state()
-        found[name] = theirs, list(islice(instruction_batches(f"{folder}/samples", **OPTIONS, **options), COUNT))
-    found["experts"] = {name: library_step(folder, variable=name == "variable") for name in ("fixed", "variable")}
+        found[name] = (
+            theirs,
+            list(islice(instruction_batches(f"{folder}/samples", **OPTIONS, **options), COUNT)),
+        )
+    found["experts"] = {
+        name: library_step(folder, variable=name == "variable") for name in ("fixed", "variable")
+    }
     return found
 
 
@@ -136,7 +141,9 @@ def test_ranks_share_the_micro_batches(folder):
     whole = list(islice(instruction_batches(f"{folder}/samples", **OPTIONS), 4))
     for rank in (0, 1):
         part = list(islice(instruction_batches(f"{folder}/samples", **OPTIONS, dp_rank=rank, dp_size=2), 2))
-        assert all(torch.equal(one["tokens"], whole[2 * index + rank]["tokens"]) for index, one in enumerate(part))
+        assert all(
+            torch.equal(one["tokens"], whole[2 * index + rank]["tokens"]) for index, one in enumerate(part)
+        )
 
 
 def test_a_library_session_refuses_the_flag():

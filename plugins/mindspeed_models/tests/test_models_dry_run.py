@@ -12,7 +12,9 @@ def planned(feature, scenario):
     return not why_not_dry(scenario)
 
 
-@pytest.mark.parametrize(("feature", "scenario"), scenario_parameters((Lora,), always=(), first=0, suits=planned))
+@pytest.mark.parametrize(
+    ("feature", "scenario"), scenario_parameters((Lora,), always=(), first=0, suits=planned)
+)
 def test_a_dry_run_of_a_proof_is_right(feature, scenario):
     verdict = verify_dry_run(feature, scenario)
 

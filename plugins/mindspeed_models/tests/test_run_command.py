@@ -33,9 +33,9 @@ def test_a_chain_leads_from_folder_to_folder(capsys, tmp_path):
     work = str(tmp_path)
     words = {
         step: shlex.split(
-            printed(capsys, "llama2-7b", step, "--work-dir", work, "--corpus", "a", "--hf-dir", "hub").replace(
-                "\\\n", " "
-            )
+            printed(
+                capsys, "llama2-7b", step, "--work-dir", work, "--corpus", "a", "--hf-dir", "hub"
+            ).replace("\\\n", " ")
         )
         for step in STEPS
     }

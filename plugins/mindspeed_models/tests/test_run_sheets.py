@@ -23,7 +23,9 @@ NAMES = [f"{family}-{size}" for family, sizes in SEEDS.items() for size in (*siz
 OFTEN = ("llama2-70b", "bloom-176b", "baichuan-13b", "llama-tiny")
 """Sheets that the suite plans: rotary and alibi, uneven stages, stages alone."""
 CASES = [
-    pytest.param(name, devices, step, marks=() if name in OFTEN and step == "pretrain" else pytest.mark.thorough)
+    pytest.param(
+        name, devices, step, marks=() if name in OFTEN and step == "pretrain" else pytest.mark.thorough
+    )
     for name in NAMES
     for devices in find_sheet(name).devices
     for step in ("pretrain", "finetune", "lora")

@@ -1,4 +1,4 @@
-"""Commands of AscendSpeed's README for data, weights and finetuning, word for word: flags, defaults, arity."""
+"""Commands of AscendSpeed's README for data, weights, finetuning, word for word: flags, defaults, arity."""
 
 import shlex
 from pathlib import Path
@@ -70,7 +70,8 @@ COMMANDS = {
         --tokenizer-name-or-path WORKSPACE/llama-7b-hf \
         --tokenizer-not-use-fast \
         --json-key text""": {**_LLAMA, "handler_name": ""},
-    r"""python tools/preprocess_data.py --input WORKSPACE/alpaca/train-00000-of-00001-a09b74b3ef9c3b56.parquet \
+    r"""python tools/preprocess_data.py \
+        --input WORKSPACE/alpaca/train-00000-of-00001-a09b74b3ef9c3b56.parquet \
         --output-prefix WORKSPACE/alpaca_preprocessed/alpaca \
         --tokenizer-type PretrainedFromHF \
         --tokenizer-name-or-path WORKSPACE/llama-7b-hf \
@@ -164,7 +165,16 @@ def test_a_command_is_read_with_the_seeds_defaults(text):
 
 def test_the_program_that_changes_the_layout_reads_its_flags():
     found = params(when_tp_pp_change, RESPLIT)
-    named = ("vocabulary", "src_tensor", "src_pipeline", "tensor", "pipeline", "layers", "groups", "merge_mlp")
+    named = (
+        "vocabulary",
+        "src_tensor",
+        "src_pipeline",
+        "tensor",
+        "pipeline",
+        "layers",
+        "groups",
+        "merge_mlp",
+    )
     assert tuple(found[name] for name in named) == (32000, 8, 2, 4, 4, 32, 32, True)
     defaults = params(when_tp_pp_change, "python x")
     assert tuple(defaults[name] for name in named[:5]) == (32000, 1, 1, 1, 1)
@@ -190,10 +200,11 @@ def test_flags_of_finetuning_are_read_with_the_seeds_defaults(tmp_path, text):
 )
 def test_every_flag_of_the_seed_is_known(flag):
     values = {
-        **dict.fromkeys(("--lora-r", "--lora-alpha", "--pad-vocab-size-to"), ["256"]),
-        **dict.fromkeys(("--lora-target-modules", "--lora-load"), ["linear_qkv"]),
-        **dict.fromkeys(("--lora-modules-to-save", "--lora-register-forward-hook"), ["word_embeddings"]),
-        "--z-loss-weight": ["0.1"],
+        **dict.fromkeys(("--lora-r", "--lora-alpha", "--pad-vocab-size-to"), "256"),
+        **dict.fromkeys(("--lora-target-modules", "--lora-load"), "linear_qkv"),
+        **dict.fromkeys(("--lora-modules-to-save", "--lora-register-forward-hook"), "word_embeddings"),
+        "--z-loss-weight": "0.1",
     }
-    checked = check(training_flags((flag, *values.get(flag, [])), 1, INSTALLED), registry=INSTALLED)
+    words = (flag, values[flag]) if flag in values else (flag,)
+    checked = check(training_flags(words, 1, INSTALLED), registry=INSTALLED)
     assert [problem for problem in checked.problems if problem.code == "E-UNKNOWN-FLAG"] == []

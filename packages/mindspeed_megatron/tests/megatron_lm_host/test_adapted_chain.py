@@ -1,4 +1,4 @@
-"""A model finetuned inside of a Megatron-LM script: its data, adapters, merge and export are those of a run."""
+"""A model finetuned inside of a Megatron-LM script: data, adapters, merge and export are those of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_models.features import DECLARATIONS
 from mindspeed_models.program import main
 from mindspeed_testing.worlds import run_world
-from mindspeed_train import loop as _standalone  # noqa: F401 - preloads what worlds need
+from mindspeed_train import loop as _standalone
 
 pytestmark = pytest.mark.thorough
 WORDS = "the cat saw a dog and it ran to its house where nobody had ever been before that day".split()

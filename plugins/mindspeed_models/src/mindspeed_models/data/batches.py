@@ -1,7 +1,7 @@
 """Micro-batches of instruction data for a training loop of your own.
 
-A library session leaves data to the caller, and so no flag of instruction data goes there. `instruction_batches`
-gives the same micro-batches in the same order as ``mindspeed-train`` with these flags.
+A library session leaves data to the caller, and so no flag of instruction data goes there.
+`instruction_batches` gives the same micro-batches in the same order as ``mindspeed-train`` with these flags.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def instruction_batches(
 ) -> Iterator[dict[str, Any]]:
     """Yield the micro-batches of a data-parallel rank.
 
-    Hand ``padding_mask`` to a model of experts (``model(..., padding_mask=batch["padding_mask"])``): positions
-    that fill up then reach no expert and count in no loss of theirs. Divide the sum of losses by the tokens that
-    count in the whole step (``calculate_per_token_loss``). With ``pack`` positions begin again at each sample,
-    and something has to keep attention within it.
+    Hand ``padding_mask`` to a model of experts (``model(..., padding_mask=batch["padding_mask"])``): what
+    fills up then reaches no expert and counts in no loss of theirs. Divide the sum of losses by the tokens
+    that count in the whole step (``calculate_per_token_loss``). With ``pack`` positions begin again at each
+    sample, and something has to keep attention within it.
 
     Args:
         prefix: of three pairs of files, as ``mindspeed-models preprocess`` writes them.
@@ -103,7 +103,9 @@ def instruction_batches(
     found = Datasets(train=dataset, collate=collate)
     if pack:
         dataset = PackedSamples(dataset)
-        found = Datasets(train=dataset, collate=collate, batch_sampler=partial(packed_batches, room=seq_length))
+        found = Datasets(
+            train=dataset, collate=collate, batch_sampler=partial(packed_batches, room=seq_length)
+        )
     elif group_by_length:
         order = partial(grouped_batches, global_batch_size=group_by_length)
         found = Datasets(train=dataset, collate=collate, batch_sampler=order)

@@ -2,8 +2,8 @@
 
 The text is tokenized once, as training and generation see it. A token belongs to an answer where its last
 character does: a token in which the end of a prompt and the beginning of an answer merged is trained, and
-counted, since generation begins behind the prompt and will see other tokens. With ``segments`` there is no such
-token: a prompt and its answer are tokenized apart.
+counted, since generation begins behind the prompt and will see other tokens. With ``segments`` there is no
+such token: a prompt and its answer are tokenized apart.
 """
 
 from __future__ import annotations

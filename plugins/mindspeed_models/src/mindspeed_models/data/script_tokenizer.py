@@ -1,4 +1,4 @@
-"""Ids of a vocabulary without text: what instruction data asks of a tokenizer that somebody else has built."""
+"""Ids of a vocabulary without text: what instruction data asks of a tokenizer that somebody else built."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def script_tokenizer() -> IdTokenizer:
     size = _number(found, "vocab_size")
     if size < 1:
         raise DataError(
-            f"--is-instruction-dataset: the tokenizer of the script ({type(found).__name__}) does not say how "
-            "many ids it has; name another --tokenizer-type, for instance HuggingFaceTokenizer"
+            f"--is-instruction-dataset: the tokenizer of the script ({type(found).__name__}) does not say "
+            "how many ids it has; name another --tokenizer-type, for instance HuggingFaceTokenizer"
         )
     names = OrderedDict(class_name=type(found).__name__, vocab_size=size)
     return IdTokenizer(size, _number(found, "eod"), _number(found, "pad"), names)

@@ -68,7 +68,9 @@ class Settings:
                 "--train-on", self.train_on, "is unknown", f"use one of {', '.join(TRAIN_ON)}"
             )
         if self.tokenize not in TOKENIZE:
-            raise ArgumentError("--tokenize", self.tokenize, "is unknown", f"use one of {', '.join(TOKENIZE)}")
+            raise ArgumentError(
+                "--tokenize", self.tokenize, "is unknown", f"use one of {', '.join(TOKENIZE)}"
+            )
         if self.seq_length is not None and self.seq_length < 2:
             raise ArgumentError("--seq-length", self.seq_length, "holds no token and its label", "use more")
         if self.keep_newlines and not self.split_sentences:

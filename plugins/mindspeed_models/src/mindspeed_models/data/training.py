@@ -19,8 +19,8 @@ from mindspeed_models.data.instruction_dataset import (
 )
 from mindspeed_models.data.length_groups import grouped_batches
 from mindspeed_models.data.packing import PackedSamples, packed_batches
-from mindspeed_models.data.settings import packed_prefixes
 from mindspeed_models.data.script_tokenizer import script_tokenizer
+from mindspeed_models.data.settings import packed_prefixes
 from mindspeed_train.interface import check_dataset_files, data_sources, datasets_from_files
 
 if TYPE_CHECKING:

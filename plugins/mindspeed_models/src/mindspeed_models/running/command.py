@@ -36,9 +36,13 @@ _STEPS = "\n\n".join(f"{name:11} {step.summary}" for name, step in STEPS.items()
 @click.argument("step", type=click.Choice(tuple(STEPS)))
 @click.argument("further", nargs=-1, type=click.UNPROCESSED)
 @click.option("--size", help="Size of the model, where NAME has none.")
-@click.option("--work-dir", type=_PATH, default=Path("work"), show_default=True, help="Folder of all results.")
+@click.option(
+    "--work-dir", type=_PATH, default=Path("work"), show_default=True, help="Folder of all results."
+)
 @click.option("--platform", type=click.Choice(_PLATFORMS), help="Platform of trainings; else the one found.")
-@click.option("--nproc", type=click.IntRange(1), help="Processes on this machine; by default those of a layout.")
+@click.option(
+    "--nproc", type=click.IntRange(1), help="Processes on this machine; by default those of a layout."
+)
 @click.option("--devices", type=click.IntRange(1), help="Processes on all machines; by default --nproc.")
 @click.option("--hf-dir", type=_PATH, help="Folder of Hugging Face with the published model.")
 @click.option("--tokenizer", type=_PATH, help="Folder or tokenizer.json, where it is not the model's.")

@@ -54,7 +54,7 @@ def _wrapped(begin: str, words: Sequence[str]) -> str:
 
 
 def execute(commands: Sequence[Command], asked: Asked) -> int:
-    """Run the commands one after the other in processes of their own; return the first status that is not 0."""
+    """Run commands one after the other, each as a process; return the first status that is not 0."""
     for command in commands:
         _, *words = words_of_command(command, asked)
         status = subprocess.run([sys.executable, "-m", _MODULES[command.program], *words]).returncode

@@ -1,8 +1,8 @@
 """Sheets: the flags with which a model is trained, and its layouts by the number of devices.
 
 One small file for a family and size. ``common.toml`` holds what all share, and ``like`` names a further file
-between the two. Names are those of flags without dashes in front; ``true`` gives a flag without value, ``false``
-takes one of the shared ones away.
+between the two. Names are those of flags without dashes in front; ``true`` gives a flag without value,
+``false`` takes one of the shared ones away.
 """
 
 from __future__ import annotations
@@ -188,4 +188,3 @@ def _read(file: Path, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{where}: is no TOML ({error}); correct it") from error
     return found
-

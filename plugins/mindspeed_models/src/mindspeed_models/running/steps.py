@@ -1,7 +1,7 @@
 """The steps of ``mindspeed-models run`` and the command lines that they stand for.
 
-Every step reads what earlier ones have left in the work folder and leaves one folder there itself. A step is a
-function in `STEPS`; a new one needs a line in that table.
+Every step reads what earlier ones have left in the work folder and leaves one folder there itself. A step is
+a function in `STEPS`; a new one needs a line in that table.
 """
 
 from __future__ import annotations
@@ -179,22 +179,22 @@ def _lora(asked: Asked) -> list[Command]:
 
 def _merge(asked: Asked) -> list[Command]:
     base, target = _base_of_adapters(asked), asked.work / "merged"
-    return [
-        _models("merge-lora", "--load", base, "--lora-load", asked.work / "adapters", "--save", target)
-    ]
+    return [_models("merge-lora", "--load", base, "--lora-load", asked.work / "adapters", "--save", target)]
 
 
 def _export(asked: Asked) -> list[Command]:
     source = asked.first("merged", "finetuned", "pretrained", "converted")
     target = asked.work / "exported"
-    return [
-        _models("export", "--load", source, "--model-config", asked.model, "--output-model-dir", target)
-    ]
+    return [_models("export", "--load", source, "--model-config", asked.model, "--output-model-dir", target)]
 
 
 STEPS: Mapping[str, Step] = {
-    "convert": Step("published weights (--hf-dir) into WORK/converted, or config.json into WORK/model", _convert),
-    "preprocess": Step("--corpus and --instructions into WORK/data, with a tokenizer where none is", _preprocess),
+    "convert": Step(
+        "published weights (--hf-dir) into WORK/converted, or config.json into WORK/model", _convert
+    ),
+    "preprocess": Step(
+        "--corpus and --instructions into WORK/data, with a tokenizer where none is", _preprocess
+    ),
     "pretrain": Step("train on texts, into WORK/pretrained", _pretrain),
     "finetune": Step("train everything on instructions, into WORK/finetuned", _finetune),
     "lora": Step("train adapters on instructions, into WORK/adapters", _lora),

@@ -69,7 +69,7 @@ class PermuteFusion(Feature):
         if getattr(args, "is_instruction_dataset", False):
             return (
                 "rows of --is-instruction-dataset are filled up with positions that go to no expert, and the "
-                "kernel needs as many experts of each token; megatron-core's permutation gives the same numbers"
+                "kernel needs as many experts of each token; the same numbers come without it"
             )
         return ""
 

@@ -111,6 +111,7 @@ def add_megatron_arguments(parser):
     add("--load")
     add("--pretrained-checkpoint")
     add("--yaml-cfg")
+    add("--split")
     return parser
 
 
