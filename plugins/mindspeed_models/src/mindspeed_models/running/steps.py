@@ -14,6 +14,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_models.running.sheets import Sheet, words_of
 
 MODELS, TRAIN = "mindspeed-models", "mindspeed-train"
+_HANDLER = "GeneralInstructionHandler"
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,10 @@ def _preprocess(asked: Asked) -> list[Command]:
         words = ("prepare-text", str(asked.corpus), "--output-prefix", prefix, *size)
         found.append(Command(TRAIN, words))
     tokenizer = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-name-or-path", file)
+    conversations = words_of(asked.sheet.steps.get("preprocess", {}))
     for source, name, more in (
         (asked.corpus, "pretrain", ()),
-        (asked.instructions, "instructions", ("--handler-name", "GeneralInstructionHandler")),
+        (asked.instructions, "instructions", ("--handler-name", _HANDLER, *conversations)),
     ):
         if source is not None:
             target = asked.work / "data" / name
