@@ -24,7 +24,7 @@ KINDS = {
     "variable": (("--variable-seq-lengths",), {"variable": True}),
     "grouped": (
         ("--variable-seq-lengths", "--group-by-length"),
-        {"variable": True, "group_by_length": 4},
+        {"variable": True, "group_by_length": 4, "num_samples": 80},
     ),
     "packed": (("--pack-samples", "--use-flash-attn"), {"pack": True}),
     "aligned": (("--keep-last-token",), {"keep_last_token": True}),

@@ -125,9 +125,6 @@ LORA = {
         "lora_modules_to_save": ["word_embeddings", "output_layer"],
         "lora_register_forward_hook": ["word_embeddings", "input_layernorm"],
     },
-    r"""--lora-target-modules query_key_value \
-        --load ${ORIGIN_CHECKPOINT} \
-        --lora-load ${LORA_CHECKPOINT} \ """: {"lora_load": "${LORA_CHECKPOINT}"},
     "--data-path WORKSPACE/alpaca_preprocessed/alpaca --is-instruction-dataset --variable-seq-lengths": {
         "is_instruction_dataset": True,
         "variable_seq_lengths": True,
@@ -187,6 +184,17 @@ def test_flags_of_finetuning_are_read_with_the_seeds_defaults(tmp_path, text):
     checked = check(words, registry=INSTALLED)
     assert checked.ok, [str(problem) for problem in checked.problems]
     assert {name: getattr(checked.args, name) for name in LORA[text]} == LORA[text]
+
+
+def test_a_base_and_its_adapters_are_named_as_ever():
+    text = r"""--lora-target-modules query_key_value \
+        --load ${ORIGIN_CHECKPOINT} \
+        --lora-load ${LORA_CHECKPOINT} \ """
+    checked = check(training_flags(words_of(text), 1, INSTALLED), registry=INSTALLED)
+    # Nothing is wrong but that there is no such folder.
+    assert [(problem.flag, problem.value) for problem in checked.problems] == [
+        ("--lora-load", "'${LORA_CHECKPOINT}'")
+    ]
 
 
 @pytest.mark.parametrize(
