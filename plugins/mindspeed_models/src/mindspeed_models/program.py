@@ -1,4 +1,4 @@
-"""The program ``mindspeed-models``: weights, data and generation, without a training."""
+"""The program ``mindspeed-models``: weights, data and generation, and a model through all of its steps."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ PROGRAM = "mindspeed-models"
 @click.version_option(mindspeed_models.__version__, prog_name=PROGRAM)
 @click.option(TRACEBACK, is_flag=True, expose_value=False, help="Print tracebacks of errors too.")
 def program() -> None:
-    """Convert weights, prepare data, merge adapters, generate; nothing is trained.
-    """Convert weights, prepare data, merge adapters, or run a model from the first to the last of its steps.
+    """Convert weights, prepare data, merge adapters, generate, or run a model through all of its steps.
 
     Exit status: 0 done, 1 not, 2 wrong usage.
     """
@@ -33,7 +32,6 @@ def program() -> None:
 for _command in (
     *(convert_command, export_command, families_command),
     *(preprocess_command, merge_command, export_lora_command, generate_command),
-    *(preprocess_command, merge_command, export_lora_command),
     *(run_command, write_config_command),
 ):
     program.add_command(_command)
