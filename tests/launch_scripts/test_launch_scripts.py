@@ -26,6 +26,7 @@ REASONS = re.compile(
     "constants of yarn|which this host does not have|attention has biases|"
     "router of MindSpeed-LLM|deepseek4|Magistral|sparse attention|that nothing hides|"
     "layers of .* are not here|part of a model is not here|positions are not scaled as|"
+    "ranks split a sequence of one length|instruction-data is not active|"
     "positions that are no tokens|no preferences|preferences are not trained|"
     "routed experts get no adapters|latent attention has no such linear|drawn from --seed|"
     "states of fewer bits have flags|after a training|further tokens are the model's own|"
