@@ -127,6 +127,30 @@ def test_a_token_that_begins_in_the_prompt_is_trained_and_counted(encoder, tmp_p
     assert (found.counts.answers, found.counts.merged) == (1, 1)
 
 
+def test_segments_are_the_tokens_that_generation_sees(encoder, tmp_path):
+    path = tmp_path / "blank.jinja"
+    path.write_text(
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    found = encoding(encoder, str(path), tokenize="segments")
+    (sample,) = found.samples((Message("user", "hi"), Message("assistant", "the house")))
+    prompt, answer = (
+        encoder.library.encode(text, add_special_tokens=False).ids
+        for text in ("user: hiassistant: ", "the house")
+    )
+    assert sample.ids == [*prompt, *answer]
+    assert sample.labels == [*[IGNORED] * len(prompt), *answer]
+    assert (found.counts.answers, found.counts.merged) == (1, 0)
+
+
+def test_segments_leave_markers_and_earlier_turns_as_they_are(encoder):
+    (whole,) = encoding(encoder).samples(TWO_TURNS)
+    (cut,) = encoding(encoder, tokenize="segments").samples(TWO_TURNS)
+    # Nothing merges behind the newline of this template.
+    assert (cut.ids, cut.labels) == (whole.ids, whole.labels)
+
+
 def test_a_text_begins_with_the_tokenizers_first_token_once(beginning):
     bos = beginning.special["<s>"]
     (sample,) = encoding(beginning).samples(TWO_TURNS[:2])

@@ -153,6 +153,7 @@ def everything(data, folder):
         "other order": raised(data, "--load", f"{folder}/grouped", *short),
         "validated": validated(data),
         "in order": in_order(data),
+        "above": raised(data, "--data-path", f"{folder}/above"),
         "beyond": raised(data, "--data-path", f"{folder}/beyond"),
         "uneven": raised(data, "--data-path", f"{folder}/uneven"),
         "absent": raised(data, "--data-path", f"{folder}/absent"),
@@ -173,6 +174,7 @@ def found(data, tmp_path_factory):
     rows = [np.full(9, 7) for _ in range(12)]
     # The first labels of a file are looked at before training; these are negative.
     write_pairs(folder / "beyond", rows, [np.where(np.arange(9) < 8, 7, -7) for _ in rows])
+    write_pairs(folder / "above", rows, [np.full(9, 5000) for _ in rows])
     write_pairs(folder / "uneven", rows, [row[:-1] for row in rows])
     (results,) = run_world(everything, 1, data, str(folder))
     return results
@@ -232,6 +234,7 @@ def test_blends_and_validation_are_those_of_pretraining(found):
 
 
 def test_files_that_cannot_be_trained_are_refused(found):
+    assert "contains the id 5000, the tokenizer has" in found["above"]
     assert "has the label -7, the tokenizer has" in found["beyond"]
     assert "have other lengths" in found["uneven"]
     assert "--data-path" in found["absent"]

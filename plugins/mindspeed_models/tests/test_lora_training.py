@@ -196,6 +196,8 @@ LATENT = (
     *("--lora-target-modules", "linear_q_down_proj", "linear_kv_down_proj", "linear_q_up_proj"),
     *("--lora-r", "4"),
 )
+HEADS = ("--context-parallel-size", "2", "--context-parallel-algo", "ulysses_cp_algo")
+HALF = (*runs.LORA, "--bf16")
 LAYOUTS = {
     "tp2": (runs.LORA, runs.TP2),
     "zb-h1 overlapped": (runs.LORA, (*ZERO_BUBBLE, *OVERLAPS)),
@@ -207,6 +209,15 @@ LAYOUTS = {
     "latent pp2": (LATENT, runs.PP2),
     "latent zb-h1": (LATENT, ZERO_BUBBLE),
     "experts ep2": (EXPERTS, ("--expert-model-parallel-size", "2")),
+    "vpp2": (runs.LORA, (*runs.PP2, "--num-layers-per-virtual-pipeline-stage", "1")),
+    "vpp2, recomputed": (runs.LORA, (*runs.PP2, "--num-layers-per-virtual-pipeline-stage", "1", *runs.FULL)),
+    "cp2": (runs.LORA, ("--context-parallel-size", "2", "--use-flash-attn")),
+    "cp2, heads": (runs.LORA, (*HEADS, "--use-flash-attn")),
+    "swap-attention": (runs.LORA, ("--swap-attention",)),
+    "recompute-activation": (runs.LORA, ("--recompute-activation-function",)),
+    "recompute-norm": (runs.LORA, ("--recompute-norm",)),
+    "reuse-fp32-param": (HALF, ("--reuse-fp32-param",)),
+    "reuse-fp32-param, sharded": (HALF, ("--reuse-fp32-param", *SHARDED)),
 }
 """Models, and layouts in which they train as on two data-parallel ranks."""
 IN_LAYOUTS = [*list(LAYOUTS)[:3], *map(thorough, list(LAYOUTS)[3:])]

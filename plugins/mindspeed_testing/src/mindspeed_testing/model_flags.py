@@ -39,6 +39,8 @@ mock data, drawn from the seed: both sides see the same ones in the same order. 
 the parameters of the baseline, in whatever layout.
 """
 
+_HOST = "standalone"
+
 
 def training_flags(flags: Sequence[str], train_iters: int, registry: Registry | None = None) -> list[str]:
     """Build the command line of one side: the small GPT, then ``flags`` (which win), then the steps.
@@ -53,6 +55,14 @@ def training_flags(flags: Sequence[str], train_iters: int, registry: Registry | 
     found = registry or Registry.discover()
     given = {flag.partition("=")[0] for flag in flags}
     sources = [record.cls for record in found.features.values() if SLOT in record.cls.slots]
-    brings = any(given.intersection(flag.options) for feature in sources for flag in feature.flags)
+    host = {option for flag in found.host_flags(_HOST) for option in flag.options}
+    flags_of_data = (
+        flag
+        for feature in sources
+        for flag in feature.flags
+        # Sources declare flags of the host again: those that name files bring data, others only its shape.
+        if flag.name not in host or flag.name.endswith("-path")
+    )
+    brings = any(given.intersection(flag.options) for flag in flags_of_data)
     model = [flag for flag in SMALL_GPT if flag != "--mock-data" or not brings]
     return [*model, *flags, "--train-iters", str(train_iters)]

@@ -73,10 +73,13 @@ def datasets_from_files(
     num_samples: _Sizes,
     kind: type[MegatronDataset] = GPTDataset,
     pairs: Callable[[str], Sequence[str]] = lambda prefix: (prefix,),
+    *,
+    tokenizer: Any = None,
+    collective: bool = True,
 ) -> Datasets:
     """Build datasets of the files that `--data-path` and its relatives name, blended and split.
 
-    For the stage, and for features that read these files in another way. Collective.
+    For the stage, and for features that read these files in another way. Collective by default.
 
     Args:
         session: the open session.
@@ -85,10 +88,16 @@ def datasets_from_files(
         kind: builds a dataset from files and answers samples.
         pairs: the prefixes of the ``.bin`` / ``.idx`` pairs that a name in a blend stands for, those with
             ids of the vocabulary first.
+        tokenizer: of the data; by default the one of this host.
+        collective: every rank is here, and hears of a failure of another.
     """
     if session.platform.dry_run:
         return no_datasets(num_samples)
-    return _rank_by_rank(lambda: _build(session, args, num_samples, kind, pairs), args)
+
+    def build() -> Datasets:
+        return _build(session, args, num_samples, kind, pairs, tokenizer)
+
+    return _rank_by_rank(build, args) if collective else build()
 
 
 @hookimpl(trylast=True)
@@ -279,9 +288,10 @@ def _build(
     num_samples: _Sizes,
     kind: type[MegatronDataset],
     pairs: Callable[[str], Sequence[str]],
+    tokenizer: Any,
 ) -> Datasets:
     sources = data_sources(args)
-    tokenizer = session.state(BuiltTokenizer).tokenizer
+    tokenizer = tokenizer or session.state(BuiltTokenizer).tokenizer
     if tokenizer is None:
         tokenizer = build_for_session(session, args)
     check_for_datasets(session, tokenizer, args)

@@ -2,7 +2,8 @@
 
 The text is tokenized once, as training and generation see it. A token belongs to an answer where its last
 character does: a token in which the end of a prompt and the beginning of an answer merged is trained, and
-counted, since generation begins behind the prompt and will see other tokens.
+counted, since generation begins behind the prompt and will see other tokens. With ``segments`` there is no
+such token: a prompt and its answer are tokenized apart.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ LAST, ALL_ANSWERS, EVERYTHING = "last", "assistant", "all"
 TRAIN_ON = (LAST, ALL_ANSWERS, EVERYTHING)
 TRUNCATE, DROP, FAIL = "truncate", "drop", "error"
 OVERLONG = (DROP, TRUNCATE, FAIL)
+WHOLE, SEGMENTS = "whole", "segments"
+TOKENIZE = (WHOLE, SEGMENTS)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Encoding:
         append_eod: end a sample with the token that ends documents.
         seq_length: longest sample; None for any.
         overlong: what happens to longer ones.
+        tokenize: the text as a whole, or each answer apart from what comes before it.
         counts: what happened so far.
     """
 
@@ -84,6 +88,7 @@ class Encoding:
     append_eod: bool = False
     seq_length: int | None = None
     overlong: str = DROP
+    tokenize: str = WHOLE
     counts: Counts = field(default_factory=Counts)
 
     def samples(self, messages: Conversation) -> Iterator[Sample]:
@@ -126,7 +131,9 @@ class Encoding:
                     f"spells out the special token {spelled!r}, and the template {self.template.name} does "
                     "not show where messages are"
                 )
-        ids, offsets = encoder.written(rendered.text, rendered.content or ())
+        # Generation sees the prompt alone, and then what it generates.
+        cuts = [begin for begin, _ in self._wanted(rendered.answers)] if self.tokenize == SEGMENTS else []
+        ids, offsets = encoder.written(rendered.text, rendered.content or (), cuts)
         labels = ids[:] if self.train_on == EVERYTHING else self._labels(ids, offsets, rendered.answers)
         before = [] if self._begins(rendered.text) else encoder.before
         after = [*encoder.after, *([encoder.eod] if self.append_eod else [])]
@@ -136,10 +143,9 @@ class Encoding:
     def _labels(
         self, ids: Sequence[int], offsets: Sequence[tuple[int, int]], answers: Sequence[tuple[int, int]]
     ) -> list[int]:
-        wanted = answers[-1:] if self.train_on == LAST else answers
         labels = [IGNORED] * len(ids)
         at = 0
-        for begin, end in wanted:
+        for begin, end in self._wanted(answers):
             self.counts.answers += 1
             first = True
             while at < len(ids) and offsets[at][0] < end:
@@ -150,6 +156,9 @@ class Encoding:
                     labels[at] = ids[at]
                 at += 1
         return labels
+
+    def _wanted(self, answers: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+        return answers[-1:] if self.train_on == LAST else answers
 
     def _begins(self, text: str) -> bool:
         """Return whether a template has written the token itself that the tokenizer begins with."""

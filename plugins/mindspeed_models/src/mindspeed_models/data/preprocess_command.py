@@ -68,6 +68,13 @@ class SeveralValues(click.Command):
     show_default=True,
     help="The last answer, all answers, or everything.",
 )
+@click.option(
+    "--tokenize",
+    type=click.Choice(("whole", "segments")),
+    default="whole",
+    show_default=True,
+    help="A conversation as a whole, or each answer apart from its prompt.",
+)
 @click.option("--tokenizer-type", required=True, type=click.Choice(_TYPES), help="Type of the tokenizer.")
 @click.option("--tokenizer-name-or-path", "--tokenizer-model", "tokenizer", help="Its folder or file.")
 @click.option("--tokenizer-not-use-fast", is_flag=True, help="Accepted; fast tokenizers give the same ids.")
@@ -231,7 +238,7 @@ def _report(made: Any, padded: int) -> None:
         if counts.merged > counts.answers / 100:
             emit(
                 "                 generation will see other tokens there: let the marker of an answer not "
-                "end in a blank"
+                "end in a blank, or use --tokenize segments"
             )
     emit(f"vocabulary       {made.vocab_size:,}, padded {padded:,}")
     for prefix in made.prefixes:

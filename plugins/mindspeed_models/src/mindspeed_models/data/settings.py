@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_models.data.encoding import DROP, LAST, OVERLONG, TRAIN_ON, Encoding
+from mindspeed_models.data.encoding import DROP, LAST, OVERLONG, TOKENIZE, TRAIN_ON, WHOLE, Encoding
 from mindspeed_models.data.handlers import Handler, InstructionHandler, handler_of
 from mindspeed_models.data.templates import OWN, SEED, load_template
 from mindspeed_models.data.tokenizers import TextEncoder, TokenizerChoice
@@ -40,6 +40,7 @@ class Settings:
         json_keys: ``--json-keys``.
         split_sentences: ``--split-sentences``.
         keep_newlines: ``--keep-newlines``.
+        tokenize: ``--tokenize``.
     """
 
     tokenizer: TokenizerChoice
@@ -53,6 +54,7 @@ class Settings:
     json_keys: tuple[str, ...] = ("text",)
     split_sentences: bool = False
     keep_newlines: bool = False
+    tokenize: str = WHOLE
 
     def check(self) -> Handler:
         """Return the handler, after all settings were checked that need no file.
@@ -64,6 +66,10 @@ class Settings:
         if self.train_on not in TRAIN_ON or self.overlong not in OVERLONG:
             raise ArgumentError(
                 "--train-on", self.train_on, "is unknown", f"use one of {', '.join(TRAIN_ON)}"
+            )
+        if self.tokenize not in TOKENIZE:
+            raise ArgumentError(
+                "--tokenize", self.tokenize, "is unknown", f"use one of {', '.join(TOKENIZE)}"
             )
         if self.seq_length is not None and self.seq_length < 2:
             raise ArgumentError("--seq-length", self.seq_length, "holds no token and its label", "use more")
@@ -78,9 +84,10 @@ class Settings:
         for flag, given in (
             ("--chat-template", self.chat_template is not None),
             ("--train-on", self.train_on != LAST),
+            ("--tokenize", self.tokenize != WHOLE),
         ):
             if given and not template_used:
-                value = self.chat_template if flag == "--chat-template" else self.train_on
+                value = getattr(self, flag.removeprefix("--").replace("-", "_"))
                 reason = f"{handler.name} writes no conversation"
                 remedy = "drop it, or use a handler of instructions or --dataset-format"
                 raise ArgumentError(flag, value, reason, remedy)
@@ -106,13 +113,24 @@ class Settings:
         """
         default = SEED if self.dataset_format is None or not encoder.chat_template else OWN
         template = load_template(self.chat_template or default, encoder.chat_template, encoder.names)
-        return Encoding(encoder, template, self.train_on, self.append_eod, self.seq_length, self.overlong)
+        return Encoding(
+            encoder,
+            template,
+            self.train_on,
+            self.append_eod,
+            self.seq_length,
+            self.overlong,
+            self.tokenize,
+        )
 
     def facts(self, encoder: TextEncoder) -> Mapping[str, Any]:
         """Return everything on which the result depends but for the records, in plain values."""
         facts = asdict(self)
         # Where the tokenizer lies does not matter, its content does.
         facts["tokenizer"] = encoder.identity
+        if self.tokenize == WHOLE:
+            # Datasets that were made before there was a choice are the same.
+            del facts["tokenize"]
         facts["template"] = self.encoding(encoder).template.source
         plain: dict[str, Any] = json.loads(json.dumps(facts))
         return plain

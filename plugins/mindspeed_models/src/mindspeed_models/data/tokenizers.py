@@ -102,12 +102,15 @@ class TextEncoder:
         found = self.library.encode_batch(list(texts), add_special_tokens=False)
         return [[*self.before, *encoding.ids, *self.after] for encoding in found]
 
-    def written(self, text: str, content: Sequence[Span]) -> tuple[list[int], list[Span]]:
+    def written(
+        self, text: str, content: Sequence[Span], cuts: Sequence[int] = ()
+    ) -> tuple[list[int], list[Span]]:
         """Return ids and character spans of a text that a template has written around contents.
 
         Args:
             text: the whole text.
             content: what users and models said, in order; no special token is recognized there.
+            cuts: places that no token spans, ascending.
 
         Raises:
             UserError: the tokenizer does not say which characters a token stands for.
@@ -119,14 +122,16 @@ class TextEncoder:
             )
         spelled = [] if self._found is None else list(self._found.finditer(text))
         outside = [found for found in spelled if not _touches(found.span(), content)]
-        if len(outside) == len(spelled):
+        if len(outside) == len(spelled) and not cuts:
             self.library.encode_special_tokens = False
             encoding = self.library.encode(text, add_special_tokens=False)
             return list(encoding.ids), list(encoding.offsets)
-        return self._around(text, [found.span() for found in outside])
+        markers = [found.span() for found in outside]
+        inside = [(cut, cut) for cut in cuts if not any(begin < cut < end for begin, end in markers)]
+        return self._around(text, sorted([*markers, *inside]))
 
     def _around(self, text: str, markers: Sequence[Span]) -> tuple[list[int], list[Span]]:
-        """Encode piece by piece: markers are special tokens, everything between them is text."""
+        """Encode piece by piece: markers are special tokens, or empty; everything between them is text."""
         ids: list[int] = []
         offsets: list[Span] = []
         at = 0

@@ -19,6 +19,7 @@ from mindspeed_models.data.instruction_dataset import (
 )
 from mindspeed_models.data.length_groups import grouped_batches
 from mindspeed_models.data.packing import PackedSamples, packed_batches
+from mindspeed_models.data.script_tokenizer import script_tokenizer
 from mindspeed_models.data.settings import packed_prefixes
 from mindspeed_train.interface import check_dataset_files, data_sources, datasets_from_files
 
@@ -26,6 +27,19 @@ if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 _Sizes = tuple[int, int | None, int]
+_SPLIT = "969,30,1"
+_OF_THE_HOST: dict[str, Any] = {
+    "allow_other_data": True,
+    "data_args_path": None,
+    "data_cache_path": None,
+    "full_validation": False,
+    "mmap_bin_files": True,
+    "mock_data": False,
+    "multiple_validation_sets": False,
+    "per_split_data_args_path": None,
+    "train_samples": None,
+}
+"""What the standalone host says besides, where a script of Megatron-LM has no such flag."""
 
 
 def instruction_datasets(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
@@ -42,11 +56,21 @@ def instruction_datasets(session: Session, args: Namespace, num_samples: _Sizes)
     kind = AlignedInstructionDataset if args.keep_last_token else InstructionDataset
     if args.no_shuffle:
         kind = in_file_order(kind)
+    elsewhere = session.host.name != "standalone"
+    if elsewhere:
+        args = _OfAScript(args)
     wanted = num_samples
     if args.pack_samples and not session.platform.dry_run:
         factor = _samples_of_a_row(args)
         wanted = num_samples[0] * factor, _times(num_samples[1], factor), num_samples[2] * factor
-    found = datasets_from_files(session, args, wanted, kind, packed_prefixes)
+    if elsewhere:
+        # A script may build datasets on some ranks only.
+        tokenizer = script_tokenizer()
+        found = datasets_from_files(
+            session, args, wanted, kind, packed_prefixes, tokenizer=tokenizer, collective=False
+        )
+    else:
+        found = datasets_from_files(session, args, wanted, kind, packed_prefixes)
     if session.platform.dry_run:
         return found
     found = replace(found, collate=Collate(lengths_of(args), _padding(found)))
@@ -59,6 +83,27 @@ def instruction_datasets(session: Session, args: Namespace, num_samples: _Sizes)
         order = partial(grouped_batches, global_batch_size=args.global_batch_size)
         return replace(found, batch_sampler=order)
     return found
+
+
+def _of_the_host(name: str) -> Any:
+    if name not in _OF_THE_HOST:
+        raise AttributeError(name)
+    return _OF_THE_HOST[name]
+
+
+class _OfAScript(Namespace):
+    """Arguments of a script, with what the standalone host says besides."""
+
+    def __init__(self, args: Namespace) -> None:
+        self._args = args
+        self.split = getattr(args, "split", None) or _SPLIT
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an argument of the script, or the host's."""
+        if name == "_args":
+            raise AttributeError(name)
+        args = self._args
+        return getattr(args, name) if hasattr(args, name) else _of_the_host(name)
 
 
 def _times(count: int | None, factor: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -62,6 +63,7 @@ class InstructionData(Feature):
             metavar="N,N,...",
             help="Lengths that micro-batches are filled up to, in place of multiples of 32.",
         ),
+        Flag(_VARIABLE, help="Fill a micro-batch up to its longest sample, and not to --seq-length."),
         *_FILES,
         *_LISTS,
     )
@@ -71,7 +73,7 @@ class InstructionData(Feature):
             reason="what fills up comes last, where a causal mask hides it; no dense mask is made",
         ),
     )
-    hosts = ("standalone",)
+    hosts = ("standalone", "megatron-lm")
     slots = ("data-source",)
     docs = "mindspeed_models:docs/instruction-data.md"
     modes = ("train",)
@@ -92,6 +94,16 @@ class InstructionData(Feature):
         """Return which flags cannot work with samples of different lengths."""
         return [*_lengths(args), *_documents(args), *_experts(args)]
 
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Say which kernel stands down."""
+        if not getattr(args, "moe_permute_fusion", False):
+            return []
+        return [
+            f"--moe-permute-fusion stands down: rows of {_FLAG} are filled up with positions that go to no "
+            "expert, and the kernel expects experts of each; the same numbers come without it"
+        ]
+
     @hookimpl
     def build_datasets(self, session: Any, args: Any, num_samples: Any) -> Any:
         """Build datasets out of three parallel pairs of files for each prefix."""
@@ -100,9 +112,11 @@ class InstructionData(Feature):
         return instruction_datasets(session, args, num_samples)
 
     @hookimpl(wrapper=True)
-    def batch_fields(self) -> Generator[None, Any, Any]:
-        """Tell every pipeline stage which positions are tokens."""
+    def batch_fields(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Tell every pipeline stage which positions are tokens; in a script those whose routers ask."""
         fields = yield
+        if session.host.name != "standalone" and not getattr(args, "num_experts", None):
+            return fields
         return fields | {"padding_mask"}
 
     @hookimpl
@@ -124,6 +138,15 @@ class InstructionData(Feature):
                 f"{_order(run.args)}: some would be left out and others come twice; use the former "
                 "flags, or --finetune"
             )
+
+    @hookimpl(wrapper=True)
+    def validate_arguments_early(self) -> Generator[None, Any, Any]:
+        """Leave out the fused permutation, which expects that every position has its experts."""
+        args = yield
+        if getattr(args, "moe_permute_fusion", False):
+            args = copy.copy(args)
+            args.moe_permute_fusion = False
+        return args
 
     @hookimpl(wrapper=True)
     def validate_arguments(self) -> Generator[None, Any, Any]:
@@ -217,10 +240,6 @@ def _experts(args: Any) -> list[str]:
         found.append(f"--moe-expert-capacity-factor: {why}, which count for the capacity; drop it")
     if getattr(args, "mtp_num_layers", None):
         found.append(f"--mtp-num-layers: {why}, of which the layers of predictions do not know; drop it")
-    if getattr(args, "moe_permute_fusion", False):
-        found.append(
-            f"--moe-permute-fusion: {why}, which go to no expert, and the kernel counts them; drop it"
-        )
     gated = getattr(args, "moe_model_type", None) == "deepspeed_moe"
     if gated and not getattr(args, "moe_no_drop", False):
         found.append(

@@ -37,7 +37,7 @@ class PackSamples(Feature):
             remedy="install mindspeed-cp, and leave --reset-attention-mask and --reset-position-ids on",
         ),
     )
-    hosts = ("standalone",)
+    hosts = ("standalone", "megatron-lm")
     docs = "mindspeed_models:docs/pack-samples.md"
     modes = ("train",)
     fake_tensors: ClassVar[bool | None] = False

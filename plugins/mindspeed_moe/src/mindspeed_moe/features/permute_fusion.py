@@ -64,6 +64,16 @@ class PermuteFusion(Feature):
         return bool(getattr(args, dest_of(_MEGATRONS), False)) and not _left_to_megatron_lm(args)
 
     @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return why tokens are permuted without the kernel: some positions are none."""
+        if getattr(args, "is_instruction_dataset", False):
+            return (
+                "rows of --is-instruction-dataset are filled up with positions that go to no expert, and the "
+                "kernel needs as many experts of each token; the same numbers come without it"
+            )
+        return ""
+
+    @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse tokens of unequal numbers of experts, and shared experts on a stream of their own."""
         found = list(shared_experts_on_a_stream(_FLAG, args))

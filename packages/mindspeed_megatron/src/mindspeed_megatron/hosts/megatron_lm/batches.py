@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.resolver.plan import PlanError, Problem
 from mindspeed_core.run import Batch
 from mindspeed_megatron.chunk_places import place_of_chunk
+from mindspeed_megatron.data_source import data_source
 from mindspeed_megatron.hosts.megatron_lm import NAME
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ SLOT = "context-parallel"
 FIELDS = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "packed_seq_params")
 """Order in which scripts of language models return a batch; 0.15 and older leave the last out."""
 
+PADDING = "padding_mask"
+"""The field that a script does not know: it reaches the model beside the script."""
+
 
 def take_over_batches(now: PretrainCall, forward_step: Any) -> None:
     """Replace names of the script of ``forward_step`` where a feature wants the batch, more or all of it.
@@ -47,8 +51,10 @@ def take_over_batches(now: PretrainCall, forward_step: Any) -> None:
     names: dict[str, Any] = getattr(inspect.unwrap(forward_step), "__globals__", {})
     more = _further_fields(now)
     _refuse(now, names, more)
+    now.tells_padding = PADDING in more
+    now.reads_any_length = _has_many_lengths(now) and FETCH in names
     replaced: dict[str, Callable[..., Any]] = {}
-    if now.wants("get_batch", "compute_loss") and GET_BATCH in names:
+    if (now.wants("get_batch", "compute_loss") or now.tells_padding) and GET_BATCH in names:
         replaced[GET_BATCH] = _get_batch(now, names[GET_BATCH])
     if CONFIG in names and changes_config(now):
         replaced[CONFIG] = around_config_from_args(names[CONFIG])
@@ -56,6 +62,9 @@ def take_over_batches(now: PretrainCall, forward_step: Any) -> None:
         replaced[SPLIT] = _whole(names[SPLIT])
     if more:
         replaced[HAS_DATA] = _has_data(now, names[HAS_DATA])
+    if now.reads_any_length:
+        replaced[FETCH] = _fetch_any_length(now, names[FETCH])
+    elif more:
         replaced[FETCH] = _fetch(now, names[FETCH])
     for name, new in replaced.items():
         _replace(now, names, name, new)
@@ -65,6 +74,16 @@ def splits_sequences(now: PretrainCall) -> bool:
     """Return whether an active feature splits sequences, so that the script must not."""
     session = now.session
     return SLOT in session.plan.slots and session.args.context_parallel_size > 1
+
+
+def _has_many_lengths(now: PretrainCall) -> bool:
+    """Return whether a feature's micro-batches differ in length where the script's are of one length.
+
+    Megatron-LM's tensor-parallel ranks receive them in tensors of ``--seq-length``.
+    """
+    args = now.session.args
+    several = args.tensor_model_parallel_size > 1 and getattr(args, "variable_seq_lengths", False)
+    return bool(several) and bool(data_source(now.session))
 
 
 def _replace(now: PretrainCall, names: dict[str, Any], name: str, new: Callable[..., Any]) -> None:
@@ -86,7 +105,7 @@ def _refuse(now: PretrainCall, names: Collection[str], more: Collection[str]) ->
             f"the script's forward step calls no {GET_BATCH} of its own, so the batch cannot be changed"
         )
     absent = [name for name in (HAS_DATA, FETCH) if name not in names]
-    unknown = sorted(set(more).difference(FIELDS))
+    unknown = sorted(set(more).difference(FIELDS, (PADDING,)))
     if unknown:
         reasons["batch_fields"] = f"batches of Megatron-LM's scripts have no {', '.join(unknown)}"
     elif more and absent:
@@ -150,19 +169,54 @@ def _has_data(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., 
 def _fetch(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fetch(data_iterator: Any, *rest: Any, **named: Any) -> Any:
-        batch: dict[str, Any] = original(data_iterator, *rest, **named)
+        read = None if data_iterator is None else _Read(data_iterator)
+        batch: dict[str, Any] = original(read, *rest, **named)
         vp_stage = now.sync_run().context.vp_stage
         added = sorted(_added(now, vp_stage))
         if not added:
             return batch
+        if PADDING in added and read is not None:
+            batch = {**batch, PADDING: read.last.get(PADDING)}
         usual = _fields(now, *_ends(vp_stage))[1]
         # What is no field of a batch stays; of the others the script has filled those of this stage alone.
         kept = {
             name: None if name in FIELDS and name not in usual else value for name, value in batch.items()
         }
-        return kept | _on_every_rank(now, {name: batch.get(name) for name in added})
+        found = kept | _on_every_rank(now, {name: batch.get(name) for name in added})
+        now.padding_mask = found.pop(PADDING, None)
+        return found
 
     return fetch
+
+
+def _fetch_any_length(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def fetch(data_iterator: Any, *rest: Any, **named: Any) -> Any:
+        run = now.sync_run()
+        vp_stage = run.context.vp_stage
+        wanted = _fields(now, *_ends(vp_stage))[1] | _added(now, vp_stage)
+        sample = next(data_iterator) if run.pg.tp.rank() == 0 else {}
+        found = _on_every_rank(now, {name: sample.get(name) for name in sorted(wanted)})
+        now.padding_mask = found.pop(PADDING, None)
+        # In the order of the script, which passes them on by it.
+        return {name: found.get(name) for name in FIELDS[:-1]}
+
+    return fetch
+
+
+class _Read:
+    """An iterator that remembers its last item."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+        self.last: Mapping[str, Any] = {}
+
+    def __iter__(self) -> _Read:
+        return self
+
+    def __next__(self) -> Any:
+        self.last = next(self._items)
+        return self.last
 
 
 def _on_every_rank(now: PretrainCall, values: dict[str, Any]) -> dict[str, Any]:
@@ -178,12 +232,12 @@ def _on_every_rank(now: PretrainCall, values: dict[str, Any]) -> dict[str, Any]:
             "script have none"
         )
     if group.size() == 1:
-        return values
+        return {name: value.to(now.run.dist.device) for name, value in values.items()}
     found: dict[str, Any] = {}
     for dtype, names in (
         (torch.int64, ("tokens", "labels", "position_ids")),
         (torch.float32, ("loss_mask",)),
-        (torch.bool, ("attention_mask",)),
+        (torch.bool, ("attention_mask", PADDING)),
     ):
         wanted = [name for name in names if name in values]
         if wanted:

@@ -89,7 +89,7 @@ def _micro_batches(
         owner=owner,
     )
     variable = getattr(args, "variable_seq_lengths", False)
-    if args.tensor_model_parallel_size > 1:
+    if args.tensor_model_parallel_size > 1 and not now.reads_any_length:
         remedy = (
             "Megatron-LM's tensor-parallel ranks get them in this shape; use --tensor-model-parallel-size 1"
         )
@@ -141,14 +141,16 @@ def get_batch(run: Run, data_iterator: Iterator[Any]) -> Batch:
     Raises:
         UserError: the script trains another kind of model, whose batch has other parts.
     """
-    values = pretrain_call.current().pending("get_batch")(data_iterator)
+    now = pretrain_call.current()
+    now.padding_mask = None
+    values = now.pending("get_batch")(data_iterator)
     if not isinstance(unwrap(run.model[0]), (GPTModel, MambaModel)) or len(values) not in (5, 6):
         raise UserError(
             "an active feature works on the parts of a batch, which are known of GPT and Mamba scripts alone"
             "; drop its flag for this script"
         )
-    batch = Batch(**dict(zip(FIELDS, values)))
-    if splits_sequences(pretrain_call.current()):
+    batch = Batch(**dict(zip(FIELDS, values)), padding_mask=now.padding_mask)
+    if splits_sequences(now):
         _check_whole(run, batch)
     return batch
 

@@ -27,6 +27,7 @@ from mindspeed_megatron.expert_check import remember_placed
 from mindspeed_megatron.hosts.megatron_lm import pretrain_call
 from mindspeed_megatron.hosts.megatron_lm.flag_ownership import leave_to_features
 from mindspeed_megatron.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
+from mindspeed_megatron.hosts.megatron_lm.tokenizer import script_tokenizer
 from mindspeed_megatron.hosts.megatron_lm.without_te import installed
 from mindspeed_megatron.layers import build_mtp_spec, plain_parts
 from mindspeed_megatron.token_losses import pass_token_losses
@@ -342,14 +343,8 @@ def begin_run(now: PretrainCall, model: Any, pg: Any = None) -> None:
         pg=pg or ProcessGroupCollection.use_mpu_process_groups(),
         dist=now.dist,
         model=model,
-        tokenizer=_tokenizer(),
+        tokenizer=script_tokenizer(),
     )
     leave_to_features(session, now.run)
     session.check_placements()
     pass_token_losses(now.run, model)
-
-
-def _tokenizer() -> Any:
-    """Return what Megatron-LM made its tokens with: on every rank, while datasets are built on some."""
-    find = getattr(import_module("megatron.training.global_vars"), "get_tokenizer", None)
-    return find() if find is not None else None

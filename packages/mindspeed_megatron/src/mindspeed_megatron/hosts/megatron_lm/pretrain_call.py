@@ -75,6 +75,9 @@ class PretrainCall:
         left_alone: files that a dry run neither reads nor writes, by argument.
         fields: fields of a batch that features want, and those that the script gives, by whether a pipeline
             stage holds the embedding and whether it holds the output layer.
+        tells_padding: features say which positions are no tokens, and routers of experts hear of it.
+        padding_mask: of the micro-batch that the script fetched last, bool ``[b, s]``; None without padding.
+        reads_any_length: micro-batches reach tensor-parallel ranks in whatever length they have.
     """
 
     def __init__(self) -> None:
@@ -101,6 +104,9 @@ class PretrainCall:
         self.began = False
         self.generator = DropoutGenerator()
         self.fields: dict[tuple[bool, bool], tuple[frozenset[str], frozenset[str]]] = {}
+        self.tells_padding = False
+        self.padding_mask: Any = None
+        self.reads_any_length = False
         self.left_alone: dict[str, str] = {}
         self._session: Session | None = None
         self._run: Run | None = None

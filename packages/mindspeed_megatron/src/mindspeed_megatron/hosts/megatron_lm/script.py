@@ -70,7 +70,7 @@ def _forward_step(now: PretrainCall, original: Callable[..., Any]) -> Callable[.
     @functools.wraps(original)
     def forward_step(data_iterator: Any, model: Any, *rest: Any, **named: Any) -> Any:
         data_iterator = now.generator.undisturbed_by(data_iterator)
-        if not now.wants(*_THROUGH_STAGES):
+        if not now.wants(*_THROUGH_STAGES) and not now.tells_padding:
             return original(data_iterator, model, *rest, **named)
         from mindspeed_megatron.hosts.megatron_lm import step
 

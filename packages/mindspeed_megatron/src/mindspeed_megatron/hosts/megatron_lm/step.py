@@ -18,6 +18,7 @@ from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_megatron.chunk_places import loss_rank
 from mindspeed_megatron.hosts.megatron_lm import NAME, pretrain_call
 from mindspeed_megatron.hosts.megatron_lm.checkpoint import load_for_features
+from mindspeed_megatron.hosts.megatron_lm.padding import tell_padding
 from mindspeed_megatron.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_megatron.loss import is_mean, loss_of, on_every_stage, schedule_loss
 from mindspeed_megatron.loss_reduction import with_same_names
@@ -195,10 +196,13 @@ def forward(
     run = now.sync_run()
     if now.wants("finalize_gradients"):
         _finalize_through_stage(now, run.config)
-    if not now.wants("forward_step", "compute_token_losses", "compute_loss", "get_batch"):
+    stages = ("forward_step", "compute_token_losses", "compute_loss", "get_batch")
+    if not now.wants(*stages) and not now.tells_padding:
         return original(data_iterator, model_chunk, *rest, **named)
     begin_microbatch(run, model_chunk)
     now.batch = Batch()
+    if now.tells_padding:
+        tell_padding(now, model_chunk)
     with now.calling("forward_step", lambda iterator, chunk: original(iterator, chunk, *rest, **named)):
         return now.session.call(
             "forward_step",

@@ -111,6 +111,7 @@ def add_megatron_arguments(parser):
     add("--load")
     add("--pretrained-checkpoint")
     add("--yaml-cfg")
+    add("--split")
     return parser
 
 
@@ -211,5 +212,6 @@ def core_transformer_config_from_args(args, config_class=None):
         expert_model_parallel_size=args.expert_model_parallel_size,
         calculate_per_token_loss=args.calculate_per_token_loss,
         use_cpu_initialization=args.use_cpu_initialization,
+        variable_seq_lengths=args.variable_seq_lengths,
         recompute_modules=args.recompute_modules,
     )

@@ -29,7 +29,7 @@ def get_batch_on_this_tp_rank(data_iterator, mtp_on_this_rank=False):
     args = get_args()
     batch = dict.fromkeys(_DTYPES)
     if mpu.get_tensor_model_parallel_rank() == 0:
-        batch.update(next(data_iterator))
+        batch.update({name: value for name, value in next(data_iterator).items() if name in batch})
     given = (
         *(("tokens", "position_ids") if mpu.is_pipeline_first_stage() else ()),
         *(("labels", "loss_mask") if mpu.is_pipeline_last_stage() else ()),

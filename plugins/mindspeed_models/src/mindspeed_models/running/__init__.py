@@ -1,0 +1,1 @@
+"""Steps from a published model, or from text alone, to a finetuned one: ``mindspeed-models run``."""
