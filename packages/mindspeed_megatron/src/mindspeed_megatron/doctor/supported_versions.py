@@ -11,6 +11,9 @@ from dataclasses import dataclass
 PYTHON = ">=3.10"
 """Versions of Python, PEP 440."""
 
+MEGATRON_CORE = ">=0.15.3,<0.17"
+"""Versions of megatron-core, PEP 440."""
+
 
 @dataclass(frozen=True)
 class Supported:
@@ -37,9 +40,9 @@ TABLE = (
     Supported("torch", ">=2.6", ("2.13.0",), remedy="pip install 'torch>=2.6'"),
     Supported(
         "megatron-core",
-        ">=0.15.3,<0.17",
+        MEGATRON_CORE,
         ("0.15.3", "0.16.1"),
-        remedy="pip install 'megatron-core>=0.15.3,<0.17'",
+        remedy=f"pip install 'megatron-core{MEGATRON_CORE}'",
     ),
     Supported("pluggy", ">=1.5", remedy="pip install 'pluggy>=1.5'"),
     Supported("numpy", ">=1.26", remedy="pip install 'numpy>=1.26'"),

@@ -111,7 +111,9 @@ class GroupedExperts(KernelFeature):
             target=f"{_UTIL}:grouped_gemm",
             new="mindspeed_kernels.modules.grouped_experts:GroupedExperts",
             reason="the constructor of megatron-core's grouped experts refuses while this name is None",
-            versions=_VERSIONS,
+            versions="megatron-core>=0.15,<0.17",
+            # Newer versions have no such class.
+            required=False,
         ),
     )
     packages = ("torch_npu>=2.6; platform == 'npu'",)
