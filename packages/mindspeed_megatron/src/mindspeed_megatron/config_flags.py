@@ -132,9 +132,9 @@ _NO_FLAG = {
         "use_megatron_fsdp use_custom_fsdp data_parallel_sharding_strategy outer_dp_sharding_strategy "
         "suggested_communication_unit_size preserve_fp32_weights keep_fp8_transpose_cache nccl_ub "
         "fsdp_double_buffer disable_symmetric_registration fsdp_manual_registration "
-        "init_model_with_meta_device fsdp_db_use_persist_buf_on_alloc_fail fsdp_all_gather_in_start_param_sync "
-        "megatron_fsdp_main_params_dtype megatron_fsdp_main_grads_dtype megatron_fsdp_grad_comm_dtype "
-        "megatron_fsdp_use_decoupled_grad megatron_fsdp_cuda_graph_mode "
+        "init_model_with_meta_device fsdp_db_use_persist_buf_on_alloc_fail "
+        "fsdp_all_gather_in_start_param_sync megatron_fsdp_main_params_dtype megatron_fsdp_main_grads_dtype "
+        "megatron_fsdp_grad_comm_dtype megatron_fsdp_use_decoupled_grad megatron_fsdp_cuda_graph_mode "
         "megatron_fsdp_enable_fine_grained_param_gather megatron_fsdp_max_pool_double_buffer"
     ),
     "an option of megatron-core's inference engines": (

@@ -238,9 +238,9 @@ RULES: tuple[Rule, ...] = (
         _TRAINING,
         "the precision of 8-bit and 4-bit arithmetic",
         "fp8_recipe fp8_param fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad "
-        "fp8_dot_product_attention fp8_output_proj fp8_multi_head_attention tp_only_amax_red first_last_layers_bf16 "
-        "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 fp4_recipe fp4_param fp8_quantizer_factory "
-        "fp4_quantizer_factory",
+        "fp8_dot_product_attention fp8_output_proj fp8_multi_head_attention tp_only_amax_red "
+        "first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 fp4_recipe fp4_param "
+        "fp8_quantizer_factory fp4_quantizer_factory",
         lambda fields: bool(fields.get("fp8") or fields.get("fp4")),
     ),
     _row(
@@ -267,8 +267,9 @@ RULES: tuple[Rule, ...] = (
         "num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage pipeline_model_parallel_layout "
         "account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split "
         "microbatch_group_size_per_vp_stage moe_token_dispatcher_type moe_flex_dispatcher_backend "
-        "moe_enable_deepep hetereogenous_dist_checkpoint variable_seq_lengths tensor_parallel_num_weight_shards "
-        "gtp_weight_remat_size expert_tensor_parallel_num_weight_shards expert_gtp_weight_remat_size",
+        "moe_enable_deepep hetereogenous_dist_checkpoint variable_seq_lengths "
+        "tensor_parallel_num_weight_shards gtp_weight_remat_size expert_tensor_parallel_num_weight_shards "
+        "expert_gtp_weight_remat_size",
     ),
     _row(
         _SILENT,
@@ -288,11 +289,11 @@ RULES: tuple[Rule, ...] = (
         "fine_grained_activation_offloading offload_modules min_offloaded_tensor_size "
         "deallocate_pipeline_outputs activation_func_fp8_input_store clone_scatter_output_in_embedding "
         "disable_parameter_transpose_cache memory_efficient_layer_norm "
-        "ep_overlap_early_attn_memory_release cpu_offloading_retain_pinned_cpu_buffers mlp_chunks_for_training "
-        "delay_offload_until_cuda_graph delta_offload_bytes_across_pp_ranks activation_offload_fraction "
-        "fine_grained_offloading_max_inflight_offloads moe_paged_stash moe_paged_stash_page_size "
-        "moe_paged_stash_buffer_size_factor_cuda moe_paged_stash_buffer_size_factor_cpu "
-        "mamba_training_ssm_states_dtype",
+        "ep_overlap_early_attn_memory_release cpu_offloading_retain_pinned_cpu_buffers "
+        "mlp_chunks_for_training delay_offload_until_cuda_graph delta_offload_bytes_across_pp_ranks "
+        "activation_offload_fraction fine_grained_offloading_max_inflight_offloads moe_paged_stash "
+        "moe_paged_stash_page_size moe_paged_stash_buffer_size_factor_cuda "
+        "moe_paged_stash_buffer_size_factor_cpu mamba_training_ssm_states_dtype",
     ),
     _row(
         _SILENT,
@@ -306,9 +307,9 @@ RULES: tuple[Rule, ...] = (
         "moe_router_padding_for_fp8 moe_router_padding_for_quantization use_mamba_mem_eff_path "
         "use_kitchen use_kitchen_attention kitchen_attention_backend disable_bf16_reduced_precision_matmul "
         "use_te_rng_tracker no_masked_softmax_fusion no_rope_fusion no_persist_layer_norm "
-        "no_gradient_accumulation_fusion flash_attention_version dsa_kernel_backend fused_residual_rmsnorm "
-        "use_transformer_engine_op_fuser use_grouped_gemm_for_dense_mlp use_grouped_gemm_for_shared_expert "
-        "moe_permute_fusion_into_hybridep",
+        "no_gradient_accumulation_fusion flash_attention_version dsa_kernel_backend "
+        "fused_residual_rmsnorm use_transformer_engine_op_fuser use_grouped_gemm_for_dense_mlp "
+        "use_grouped_gemm_for_shared_expert moe_permute_fusion_into_hybridep",
     ),
     _row(
         _SILENT,

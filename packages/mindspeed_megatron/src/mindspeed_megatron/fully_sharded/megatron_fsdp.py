@@ -134,8 +134,8 @@ def wrap_megatron_sharded(
         raise ArgumentError(
             "--use-megatron-fsdp",
             None,
-            f"its corrections are those for megatron-core up to 0.17, and {installed_version('megatron-core')} "
-            "is installed",
+            f"its corrections are those for megatron-core up to 0.17, and "
+            f"{installed_version('megatron-core')} is installed",
             "use --use-torch-fsdp2 or --use-distributed-optimizer, or install megatron-core 0.16.1",
         )
     if session.platform.backend != "nccl":
