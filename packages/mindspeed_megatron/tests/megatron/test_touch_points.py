@@ -102,7 +102,12 @@ def test_the_record_of_the_installed_version_is_that_of_its_sources(installed):
     [
         ("numbers", "def counted", "def count", ["numbers.counted is gone !"]),
         ("parts/inner", "class Holder", "class Held", ["parts.Holder is gone !"]),
-        ("parts/inner", "def start", "def begin", ["parts.Holder.start is not megatron-core's own any more"]),
+        (
+            "parts/inner",
+            "def start",
+            "def begin",
+            ["parts.Holder.start is not megatron-core's own any more !"],
+        ),
         ("parts/inner", "*, kind", "*, sort", ["parts.made takes no kind !"]),
         ("parts/inner", "*, kind", "*, kind, name", ["parts.made asks for name !"]),
         ("parts/inner", "one, two, *", "one, *", ["parts.made takes 1 arguments by position, not 2 !"]),

@@ -66,6 +66,8 @@ def changes(
             if then is not None or (point in unrecorded and not use.optional):
                 found.append(Change(point, "is gone", tuple(sorted(use.modules)), not use.optional))
             continue
+        if then is not None and symbol.kind != then.kind:
+            gone.add(point)
         found += _differences(point, use, symbol, then)
     return found
 

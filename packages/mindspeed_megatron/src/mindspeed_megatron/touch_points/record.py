@@ -89,19 +89,18 @@ def write_versions(uses: Mapping[str, Use], versions: Mapping[str, Symbols]) -> 
     """
     from packaging.version import Version
 
-    VERSIONS.mkdir(exist_ok=True)
-    for path in VERSIONS.glob("*.json"):
-        path.unlink()
-    records: dict[str, str] = {}
+    records: dict[str, tuple[str, dict[str, Any]]] = {}
     listed: dict[str, str] = {}
     for version in sorted(versions, key=Version):
         found = ((point, use, versions[version](point)) for point, use in uses.items())
         points = {point: _of_symbol(symbol, use) for point, use, symbol in found if symbol is not None}
-        text = json.dumps(points, sort_keys=True)
-        if text not in records:
-            records[text] = version
-            _write(VERSIONS / f"{version}.json", {}, points)
-        listed[version] = records[text]
+        first, _ = records.setdefault(json.dumps(points, sort_keys=True), (version, points))
+        listed[version] = first
+    VERSIONS.mkdir(exist_ok=True)
+    for path in VERSIONS.glob("*.json"):
+        path.unlink()
+    for version, points in records.values():
+        _write(VERSIONS / f"{version}.json", {}, points)
     INDEX.write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
     index.cache_clear()
     _symbols.cache_clear()
