@@ -17,6 +17,8 @@ import torch
 from megatron.core.models.gpt import gpt_model
 from torch import Tensor
 
+from mindspeed_core.discovery.installed import installed_version
+from mindspeed_core.errors import ArgumentError
 from mindspeed_megatron.step_tokens import StepTokens
 from mindspeed_megatron.unwrap import unwrap
 
@@ -45,6 +47,9 @@ def weigh_predictions(session: Session, model: Iterable[Any]) -> None:
     Args:
         session: the open session.
         model: chunks, wrapped or not.
+
+    Raises:
+        ArgumentError: the installed megatron-core computes them elsewhere.
     """
     for chunk in model:
         found = unwrap(chunk)
@@ -52,9 +57,27 @@ def weigh_predictions(session: Session, model: Iterable[Any]) -> None:
         predicts = getattr(config, "mtp_num_layers", None) and getattr(found, "post_process", False)
         if not predicts or not isinstance(found, gpt_model.GPTModel):
             continue
+        _check_shift()
         _replace_shift(session)
         if not hasattr(getattr(found, _METHOD), _SCALED):
             _scale(session, found)
+
+
+def _check_shift() -> None:
+    """Refuse a megatron-core that computes these losses elsewhere, where they cannot be weighed.
+
+    Raises:
+        ArgumentError: the installed version does.
+    """
+    if not hasattr(gpt_model, _SHIFT):
+        raise ArgumentError(
+            "--mtp-num-layers",
+            None,
+            f"megatron-core {installed_version('megatron-core')} computes the losses of further predictions "
+            "in another function than 0.16, which is not corrected here: they would weigh otherwise on other "
+            "layouts",
+            "leave it out, or install megatron-core 0.16.1",
+        )
 
 
 def _replace_shift(session: Session) -> None:

@@ -20,7 +20,7 @@ from mindspeed_kernels.features.proofs import (
     scenarios,
 )
 
-_VERSIONS = "megatron-core>=0.15,<0.17"
+_VERSIONS = "megatron-core>=0.15,<0.20"
 _UTIL = "megatron.core.transformer.moe.grouped_gemm_util"
 _LAYERS = "megatron.core.tensor_parallel.layers"
 _MOE = (
