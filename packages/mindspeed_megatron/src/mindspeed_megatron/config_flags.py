@@ -154,6 +154,15 @@ _NO_FLAG = {
         "soap_precondition_frequency soap_use_kl_shampoo adaptive_muon_moment2_method adaptive_muon_beta2 "
         "adaptive_muon_eps"
     ),
+    "needs learning rates that depend on the width of a weight, which hosts here do not set": (
+        "use_mup mup_width_mult mup_base_hidden_size mup_embedding_mult mup_output_mult mup_base_head_dim "
+        "mup_attn_scale_power"
+    ),
+    "asks norms for the residual too, which those of features do not return": "fused_residual_rmsnorm",
+    "no value that one could type": (
+        "moe_grad_scale_func mtp_grad_scale_func experimental_attention_variant_loss_scale_func "
+        "cuda_graph_modules mamba_training_ssm_states_dtype param_name_patterns_for_fp32_local_accumulation"
+    ),
     "changes the stages that a prediction layer is made of, which features go through": (
         "mtp_hybrid_override_pattern"
     ),
