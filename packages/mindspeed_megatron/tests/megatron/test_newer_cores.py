@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from megatron.core.models.gpt import gpt_model
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.transformer.moe import moe_utils
 
@@ -16,16 +15,6 @@ from mindspeed_megatron.backward_pass import backward_pass
 from mindspeed_megatron.expert_reports import take_expert_losses
 from mindspeed_megatron.fully_sharded import megatron_fsdp
 from mindspeed_megatron.global_state import destroy_megatron_state
-from mindspeed_megatron.prediction_losses import weigh_predictions
-
-
-class Model(gpt_model.GPTModel):
-    """A model as far as losses of predictions ask."""
-
-    def __init__(self):
-        torch.nn.Module.__init__(self)
-        self.config = SimpleNamespace(mtp_num_layers=1)
-        self.post_process = True
 
 
 @pytest.fixture
@@ -76,12 +65,6 @@ def test_a_backward_pass_gives_what_the_function_takes(theirs, result, monkeypat
         assert backward_pass(None, None, None, "c") == result
     finally:
         passes._takes_kind.cache_clear()
-
-
-def test_predictions_that_are_computed_elsewhere_are_refused(monkeypatch):
-    monkeypatch.delattr(gpt_model, "roll_tensor", raising=False)
-    with pytest.raises(ArgumentError, match=r"--mtp-num-layers: megatron-core 0\.\d+\.\d+ computes"):
-        weigh_predictions(SimpleNamespace(), [Model()])
 
 
 def test_a_fully_sharded_class_with_other_faults_is_refused(monkeypatch):
