@@ -21,6 +21,16 @@ ROTARY = (
     "global fused_apply_rotary_pos_emb, fused_apply_rotary_pos_emb_thd",
     "global fused_apply_rotary_pos_emb, fused_apply_rotary_pos_emb_thd; t = 1 * t",
 )
+PARAMETERS = (
+    "core/models/common/embeddings/rope_utils.py",
+    "    config: TransformerConfig,\n    cu_seqlens: Optional[Tensor] = None,",
+    "    config: TransformerConfig,\n    cu_seqlens: Optional[Tensor] = None,\n    sign: int = 1,",
+)
+LOGITS = (
+    "core/tensor_parallel/cross_entropy.py",
+    "        # In-place subtraction reduces memory pressure.\n",
+    "        vocab_parallel_logits = 1 * vocab_parallel_logits\n",
+)
 WRAPPER = (
     "core/distributed/__init__.py",
     "import DistributedDataParallel\n",
@@ -105,9 +115,26 @@ def test_a_feature_that_uses_it_is_refused_by_name(newer):
     assert "pip install megatron-core==" in str(failure.value)
 
 
-def test_a_patched_function_with_another_source_is_refused(newer):
+def test_a_replaced_function_with_another_source_is_refused(newer):
+    newer(LOGITS)
+    with pytest.raises(
+        UserError, match="calculate_predicted_logits has another source, in use by feature aff"
+    ):
+        opened("--affinity-cross-entropy")
+
+
+def test_a_wrapped_function_with_another_source_is_named(newer, caplog, monkeypatch):
     newer(ROTARY)
-    with pytest.raises(UserError, match="apply_rotary_pos_emb has another source, in use by"):
+    monkeypatch.delenv("RANK", raising=False)
+    with caplog.at_level(logging.WARNING, "mindspeed_core"):
+        opened("--position-embedding-type", "rope", "--use-fused-rotary-pos-emb")
+
+    assert "apply_rotary_pos_emb has another source; none is in use" in caplog.text
+
+
+def test_a_wrapped_function_with_other_parameters_is_refused(newer):
+    newer(PARAMETERS)
+    with pytest.raises(UserError, match="apply_rotary_pos_emb takes sign too, in use by feature fused-rope"):
         opened("--position-embedding-type", "rope", "--use-fused-rotary-pos-emb")
 
 

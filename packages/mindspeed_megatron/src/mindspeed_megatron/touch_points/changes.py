@@ -21,13 +21,15 @@ class Change:
         point: dotted name.
         what: the difference, a phrase after the name.
         modules: the modules of ours, or of a plugin, that it concerns.
-        breaks: what uses it fails; otherwise the source of something changed that these modules replace.
+        breaks: what uses it fails; otherwise something changed that these modules replace.
+        of_source: nothing but the source changed.
     """
 
     point: str
     what: str
     modules: tuple[str, ...]
     breaks: bool
+    of_source: bool = False
 
     def __str__(self) -> str:
         """Return the change as it is printed."""
@@ -93,7 +95,7 @@ def _differences(point: str, use: Use, symbol: Symbol, then: Symbol | None) -> I
             point, _other_parameters(symbol.parameters or (), then.parameters or ()), replacing, False
         )
     elif symbol.kind != CLASS and symbol.digest != then.digest:
-        yield Change(point, "has another source", replacing, False)
+        yield Change(point, "has another source", replacing, False, of_source=True)
 
 
 def refusal(symbol: Symbol, call: CallShape) -> str:

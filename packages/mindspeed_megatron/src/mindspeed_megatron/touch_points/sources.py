@@ -151,9 +151,9 @@ class Sources:
                     return found
             return (module, node, None) if not further else (None, None, None)
         for star in module.stars:
-            found = self._locate(".".join([star, *rest]), depth + 1)
-            if found is not None and found[0] is not None:
-                return found
+            brought = self._locate(f"{star}.{name}", depth + 1)
+            if brought is not None and brought[0] is not None:
+                return self._locate(".".join([star, *rest]), depth + 1)
         return None
 
     def _member(

@@ -75,7 +75,8 @@ def in_use(found: Survey, registry: Registry, plan: Plan, host: HostDeclaration)
     """Return the changes that a run meets, each with the feature or host that does.
 
     A change that breaks is met where a module that uses it is loaded with the host's stages, or can be by an
-    active feature. A changed source is met where a patch of the run replaces it.
+    active feature. A changed source is met where a patch of the run replaces the function, and other
+    parameters where one wraps it.
     """
     from mindspeed_megatron.touch_points.reach import reached
 
@@ -88,12 +89,13 @@ def in_use(found: Survey, registry: Registry, plan: Plan, host: HostDeclaration)
     for name in plan.names:
         module = registry.features[name].cls.__module__
         places[f"feature {name}"] = reached([module], [module.partition(".")[0]], lazily=True)
-    patched = {patch.target.replace(":", "."): patch.owner for patch in (*host.patches, *plan.patches)}
+    patches = {patch.target.replace(":", "."): patch for patch in (*host.patches, *plan.patches)}
     met = []
     for change in found.changes:
         users = [who for who, modules in places.items() if change.breaks and modules & {*change.modules}]
-        if change.point in patched:
-            users.append(patched[change.point] or f"host {host.name}")
+        patch = patches.get(change.point)
+        if patch is not None and (patch.kind == "replace" or not change.of_source):
+            users.append(f"feature {patch.owner}" if patch.owner else f"host {host.name}")
         if users:
             met.append((change, users[0]))
     return met

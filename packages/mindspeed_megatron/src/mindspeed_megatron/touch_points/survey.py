@@ -59,10 +59,16 @@ def survey(version: str, packages: Iterable[str] = ()) -> Survey | None:
         packages: import packages of installed plugins; those of other people are read too.
 
     Returns:
-        None where megatron-core is not on the module path.
+        None where megatron-core is not on the module path, or its version is none.
     """
+    from packaging.version import InvalidVersion
+
     place = sources_place()
-    return None if place is None else _survey(version, place, tuple(sorted(set(packages))))
+    try:
+        return None if place is None else _survey(version, place, tuple(sorted(set(packages))))
+    except InvalidVersion:
+        # Somebody's own build, which cannot be put in order.
+        return None
 
 
 @lru_cache(maxsize=4)
