@@ -94,6 +94,20 @@ class Trial:
 TRIALS = (
     Trial("cpu", "0.16.1", "2.13.0", "3.11", "the whole suite, worlds of one, two and four processes"),
     Trial("cpu", "0.15.3", "2.13.0", "3.11", "the suite without what 0.15 lacks or does otherwise"),
+    Trial(
+        "cpu",
+        "0.17.1, 0.18.0, 0.19.2",
+        "2.13.0",
+        "3.11",
+        "three steps of eleven small models on one process: losses equal to 0.16.1's, not the suite",
+    ),
+    Trial(
+        "cpu",
+        "0.19.2",
+        "2.13.0",
+        "3.11",
+        "three steps in six layouts of two processes: losses equal to 0.16.1's, not the suite",
+    ),
     Trial("cpu", "Megatron-LM core_v0.16.1", "2.13.0", "3.11", "losses of its own scripts, step by step"),
     Trial(
         "npu",
