@@ -34,7 +34,7 @@ _BUILT = {"_build_shared_experts": SharedExpertMLP}
 """Functions that build a module of a class, by name."""
 
 
-class LayerMlpSpec(ModuleSpec):  # type: ignore[misc]
+class LayerMlpSpec(ModuleSpec):
     """Specification of an MLP that a layer builds by its ``as_mlp_submodule``."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

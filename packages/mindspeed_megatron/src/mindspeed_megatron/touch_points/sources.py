@@ -292,10 +292,11 @@ def _members(klass: ast.ClassDef) -> dict[str, ast.AST]:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 if isinstance(target, ast.Name):
                     members.setdefault(target.id, node)
-    for node in ast.walk(klass):
-        stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if stored and getattr(node.value, "id", "") in ("self", "cls"):
-            members.setdefault(node.attr, node)
+    for inner in ast.walk(klass):
+        if not isinstance(inner, ast.Attribute) or not isinstance(inner.ctx, ast.Store):
+            continue
+        if getattr(inner.value, "id", "") in ("self", "cls"):
+            members.setdefault(inner.attr, inner)
     return members
 
 

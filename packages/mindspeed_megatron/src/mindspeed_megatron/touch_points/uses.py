@@ -190,7 +190,11 @@ class _Reader:
         name = _last(node.func)
         if name in ("getattr", "hasattr") and len(node.args) >= 2:
             parent, attribute = self._path(node.args[0], typed), node.args[1]
-            if parent is not None and isinstance(attribute, ast.Constant):
+            if (
+                parent is not None
+                and isinstance(attribute, ast.Constant)
+                and isinstance(attribute.value, str)
+            ):
                 asks = name == "hasattr" or len(node.args) == 3
                 self._note(f"{parent}.{attribute.value}", optional=asks or forgiven)
             return

@@ -33,7 +33,8 @@ def batch_at(args: Namespace, consumed_samples: int) -> StepBatch:
     """Return the batch of the step that follows after ``consumed_samples``, ramps included."""
     if not args.rampup_batch_size:
         return StepBatch(args.global_batch_size, args.num_microbatches)
-    size = ramped_batch_size(args.global_batch_size, *args.rampup_batch_size, consumed_samples)
+    start, increment, samples = args.rampup_batch_size
+    size = ramped_batch_size(args.global_batch_size, start, increment, samples, consumed_samples)
     return StepBatch(size, size // (args.micro_batch_size * args.data_parallel_size))
 
 
