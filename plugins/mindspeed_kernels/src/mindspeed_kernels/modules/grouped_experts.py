@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 
-class GroupedExperts(StackedExperts):  # type: ignore[misc]
+class GroupedExperts(StackedExperts):
     """Rows sorted by expert, times the weights of all local experts at once.
 
     Attributes:
