@@ -57,7 +57,7 @@ def filled(kind, gated):
 
 
 def written(module, metadata):
-    """What a checkpoint gets, by name in the state."""
+    """The shards that a checkpoint gets, by name in the state."""
     state = module.sharded_state_dict(PREFIX, OFFSETS, metadata)
     found = {}
     for name, value in state.items():

@@ -25,7 +25,7 @@ Symbols = Callable[[str], "Symbol | None"]
 
 @dataclass(frozen=True)
 class Known:
-    """What a recorded version has for the touch points."""
+    """Record of a version at the touch points."""
 
     version: str
     symbols: Mapping[str, Symbol]

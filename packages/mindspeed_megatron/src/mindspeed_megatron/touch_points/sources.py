@@ -24,7 +24,7 @@ Read = Callable[[str], "str | None"]
 
 @dataclass(frozen=True)
 class Symbol:
-    """What a version of megatron-core has under a name.
+    """Definition that a version of megatron-core has under a name.
 
     Attributes:
         kind: `MODULE`, `CLASS`, `FUNCTION`, `VALUE`, or `FOREIGN` for what a class or module outside megatron
