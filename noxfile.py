@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -20,7 +21,17 @@ TEST_PLUGINS = [
     *sorted(path.parent for path in ROOT.glob("tests/plugins/*/pyproject.toml")),
     *EXAMPLE_PLUGINS,
 ]
-COMPAT = ("0.15.3", "0.16.1")
+COMPAT = (
+    ("3.10", "0.15.3"),
+    ("3.11", "0.16.1"),
+    ("3.12", "0.17.1"),
+    ("3.12", "0.18.2"),
+    ("3.12", "0.19.2"),
+    ("3.13", "0.19.2"),
+)
+"""Pythons and versions of megatron-core; what of it was run is in the compatibility table."""
+SUITE = "0.16.1"
+"""The megatron-core that the whole suite is held to."""
 OF_THE_NEWEST = (
     # Pages and tables of flags describe the newest version.
     "tests/docs",
@@ -234,14 +245,34 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("megatron_core", COMPAT)
+def touch_points(session: nox.Session) -> None:
+    """Record what each known megatron-core has for the project, from wheels; versions after ``--`` join."""
+    session.install("-e", str(ROOT), "-e", str(ROOT / "packages" / "mindspeed_megatron"), "--no-deps")
+    session.install("packaging", "click", "pluggy")
+    record = ROOT / "packages/mindspeed_megatron/src/mindspeed_megatron/touch_points/index.json"
+    wheels = Path(session.create_tmp()) / "wheels"
+    for version in (*json.loads(record.read_text(encoding="utf-8")), *session.posargs):
+        wanted = ("--no-deps", "--ignore-requires-python", f"megatron-core=={version}")
+        session.run(
+            "python", "-m", "pip", "download", "-q", "--only-binary", ":all:", "-d", str(wheels), *wanted
+        )
+    found = sorted(map(str, wheels.glob("megatron_core-*.whl")))
+    session.run("python", str(ROOT / "tools" / "touch_points.py"), *found)
+
+
+@nox.session
+@nox.parametrize("python,megatron_core", COMPAT)
 def compat(session: nox.Session, megatron_core: str) -> None:
-    """The test suite on every supported version of megatron-core."""
+    """The test suite on a Python and a megatron-core; `nox -l` lists the pairs."""
     constraints = Path(session.create_tmp()) / "constraints.txt"
     # megatron-core 0.15 holds numpy below 2, which newer pyarrow refuses.
     older = "pyarrow<20\n" if megatron_core.startswith("0.15") else ""
-    constraints.write_text(f"torch==2.13.0\nmegatron-core=={megatron_core}\n{older}")
+    # Newer ones than the packages ask for are put in their place afterwards.
+    allowed = min(megatron_core, SUITE)
+    constraints.write_text(f"torch==2.13.0\nmegatron-core=={allowed}\n{older}")
     install_for_tests(session, constraints=str(constraints))
-    left_out = OF_THE_NEWEST if megatron_core != COMPAT[-1] else ()
+    if megatron_core != allowed:
+        session.install("--no-deps", f"megatron-core=={megatron_core}")
+    left_out = OF_THE_NEWEST if megatron_core.startswith("0.15") else ()
     options = [option for name in left_out for option in ("--deselect", name)]
     session.run("pytest", *SIDE_BY_SIDE, *options, *session.posargs, env=THREADS)

@@ -27,6 +27,7 @@ from flag_pages import family_pages, flags_page
 from layer_pages import layers_page
 from mindspeed_flags import mindspeed_page
 from mindspeed_imports import imports_page
+from packaging.specifiers import SpecifierSet
 from proof_pages import scenarios_page
 from tables import code, codes, table
 
@@ -40,6 +41,8 @@ from mindspeed_core.feature import PROJECT, Patch
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.hooks import API_VERSION, STAGE_MODULES
 from mindspeed_core.registry import Registry
+from mindspeed_megatron.config_flags import EXCLUDED
+from mindspeed_megatron.corrections import CORRECTIONS
 from mindspeed_megatron.doctor.supported_versions import (
     NPU_CANN,
     NPU_PYTHON,
@@ -61,6 +64,8 @@ from mindspeed_megatron.hosts.megatron_lm.patch_table import (
     STARTUP,
     STARTUPS,
 )
+from mindspeed_megatron.touch_points.changes import changes
+from mindspeed_megatron.touch_points.record import index, known_uses, known_version
 from mindspeed_megatron.upstream import megatron_lm_flags
 from mindspeed_megatron.upstream.verdicts import NOTED, REFUSED, TRANSLATED, USED
 from mindspeed_train.arguments import megatron_lm_answers
@@ -235,6 +240,12 @@ def compatibility_page(registry: Registry) -> str:
         + codes(NPU_WITHOUT_CANN)
         + ".",
         "",
+        *touch_point_section(),
+        "",
+        *correction_section(),
+        "",
+        *field_section(),
+        "",
         "## What to do about a difference",
         "",
         "`mindspeed-features doctor` compares what is installed with the first table and says how to mend a",
@@ -242,6 +253,74 @@ def compatibility_page(registry: Registry) -> str:
         "feature; the plan refuses a feature whose requirement is not met.",
     ]
     return "\n".join(lines)
+
+
+def touch_point_section() -> list[str]:
+    """Count what the project relies on in each recorded megatron-core."""
+    _, uses = known_uses()
+    rows, before = [], None
+    for version in index():
+        known = known_version(version).symbols
+        changed = "" if before is None else str(len(changes(uses, before, known.get)))
+        rows.append((version, str(len(known)), changed))
+        before = known
+    return [
+        "## Touch points",
+        "",
+        "Every symbol of megatron-core that the core or a plugin imports, calls, subclasses, reads or",
+        f"patches: {len(uses)} of them. `nox -s touch_points` reads the wheels of these versions and records",
+        "for each symbol whether it is there, what it takes, and the source of what is replaced. A version",
+        "that is in no record is compared with the nearest one: `mindspeed-features doctor` names what",
+        "changed, a training warns and goes on unless it uses something that changed, and",
+        "`--strict-versions` refuses what was not tested.",
+        "",
+        *table(("megatron-core", "touch points it has", "changed since the row above"), rows),
+    ]
+
+
+def correction_section() -> list[str]:
+    """List the faults of megatron-core that are corrected, each with the versions that have it."""
+    rows = [
+        (code(one.function.removeprefix("megatron.core.")), code(one.versions), one.fault, code(one.module))
+        for one in CORRECTIONS.values()
+    ]
+    return [
+        "## Corrections of megatron-core",
+        "",
+        "A test fails when a recorded version has another source, so that a correction ends with its fault.",
+        "",
+        *table(("function", "versions with the fault", "fault", "corrected in"), rows),
+    ]
+
+
+def field_section() -> list[str]:
+    """List the fields that newer configuration classes have, and what becomes of them."""
+    classes = {
+        "megatron.core.transformer.MLATransformerConfig": "model",
+        "megatron.core.optimizer.OptimizerConfig": "optimizer",
+        "megatron.core.distributed.DistributedDataParallelConfig": "data parallelism",
+    }
+    known: dict[str, set[str]] = {}
+    rows = []
+    older = SpecifierSet("<0.17")
+    for version in dict.fromkeys(index().values()):
+        for name, kind in classes.items():
+            symbol = known_version(version).symbols.get(name)
+            fields = symbol.fields if symbol is not None else ()
+            seen = known.setdefault(name, set())
+            rows += [
+                (code(field), kind, version, EXCLUDED.get(field, "a flag, made from the field"))
+                for field in fields
+                if field not in seen and version not in older
+            ]
+            seen.update(fields)
+    return [
+        "## Fields of newer versions",
+        "",
+        "Flags are made from the fields of the installed megatron-core; a field that is none says why.",
+        "",
+        *table(("field", "of", "since", "on the command line"), rows),
+    ]
 
 
 def npu_build(torch: str, builds: Sequence[str]) -> str:

@@ -6,7 +6,12 @@ never load torch or megatron.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.version_info < (3, 10):  # noqa: UP036 - a checkout on the module path asks no installer
+    _found = ".".join(map(str, sys.version_info[:3]))
+    raise ImportError(f"mindspeed-core needs Python 3.10 or newer, and {sys.executable} is Python {_found}")
 
 from mindspeed_core.moved import bridge_moved_modules
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import LIBRARY_HOST, HostDeclaration
+from mindspeed_core.discovery.parts import part_if_installed
 from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.flags.flag_set import FlagSet, ParsedArguments, known_flags
 from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
@@ -204,7 +205,14 @@ def assemble(
         provenance: where each argument's value came from.
         host: the host's declaration, which names the session's class.
         extra_plugins: further objects with hook implementations, outermost.
+
+    Raises:
+        mindspeed_core.errors.UserError: the run uses something that the installed megatron-core, of a version
+            that is unknown here, has otherwise; or ``--strict-versions`` refuses that version.
     """
+    check_version = part_if_installed("check_version")
+    if check_version is not None:
+        check_version(registry, plan, args, host)
     kind: type[Session] = load_object(host.session or "mindspeed_core.session:Session")
     return kind(
         plan,

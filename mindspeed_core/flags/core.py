@@ -55,6 +55,10 @@ CORE_FLAGS: tuple[Flag, ...] = (
         help="Do not compare versions, sources and arguments of all ranks at the start.",
     ),
     Flag(
+        "--strict-versions",
+        help="Refuse a megatron-core that this release was not tested with.",
+    ),
+    Flag(
         "--strict-plan-resume",
         type=str,
         default="error",

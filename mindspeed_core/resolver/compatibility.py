@@ -102,7 +102,9 @@ def collect_patches(request: Request, active: Sequence[str]) -> dict[str, tuple[
         for patch in owned[name]:
             if patch.kind == "replace":
                 replaced.setdefault(patch.target, []).append(name)
-            bad = unmet(patch.versions, request.kind, request.versions) if patch.versions else None
+            # One that is not required is left out on other versions.
+            asked = patch.versions if patch.required else ""
+            bad = unmet(asked, request.kind, request.versions) if asked else None
             if bad is not None:
                 request.problem("E-PATCH-VERSION", name, f"its patch of {patch.target}: {bad[0]}", bad[1])
     for target, names in sorted(replaced.items()):

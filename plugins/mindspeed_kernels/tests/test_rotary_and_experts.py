@@ -68,6 +68,26 @@ def test_the_original_serves_where_its_own_fusion_was_asked_for_or_a_sequence_is
     assert len(called) == 2
 
 
+def newer(t, freqs, config, cu_seqlens=None, mscale=1.0, cp_group=None, mla_rotary_interleaved=False):
+    """As megatron-core 0.19 has it: the caller says whether neighbours are pairs."""
+    return mla_rotary_interleaved
+
+
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_the_caller_says_whether_neighbours_are_pairs_where_it_can(asked):
+    torch.manual_seed(0)
+    t, freqs = torch.randn(7, 2, 3, 16), torch.randn(7, 1, 1, 16)
+    latent, options = configured(multi_latent_attention=True), {}
+    if asked is not None:
+        options["mla_rotary_interleaved"] = asked
+    turned = with_fused_rotation(newer)(t, freqs, latent, **options)
+    expected = rope_utils._apply_rotary_pos_emb_bshd(t, freqs, False, bool(asked), 1.0)
+
+    torch.testing.assert_close(turned, expected, rtol=1e-6, atol=1e-6)
+    latent.apply_rope_fusion = True
+    assert with_fused_rotation(newer)(t, freqs, latent, **options) is bool(asked)
+
+
 @pytest.mark.parametrize("name", ["wgrad_gemm_accum_fp32", "wgrad_gemm_accum_fp16"])
 def test_linear_layers_add_to_main_gradients_of_both_kinds(name):
     torch.manual_seed(0)

@@ -120,6 +120,7 @@ _NO_FLAG = {
         "grad_reduce_in_fp32 check_for_nan_in_grad bucket_size align_param_gather decoupled_weight_decay "
         "quant_recipe inference_sampling_seed"
     ),
+    "given as --ddp-num-buckets": "num_buckets",
     "chosen with --swiglu, --squared-relu or --quick-geglu": (
         "gated_linear_unit activation_func bias_activation_fusion"
     ),
@@ -131,11 +132,39 @@ _NO_FLAG = {
         "use_megatron_fsdp use_custom_fsdp data_parallel_sharding_strategy outer_dp_sharding_strategy "
         "suggested_communication_unit_size preserve_fp32_weights keep_fp8_transpose_cache nccl_ub "
         "fsdp_double_buffer disable_symmetric_registration fsdp_manual_registration "
-        "init_model_with_meta_device"
+        "init_model_with_meta_device fsdp_db_use_persist_buf_on_alloc_fail "
+        "fsdp_all_gather_in_start_param_sync megatron_fsdp_main_params_dtype megatron_fsdp_main_grads_dtype "
+        "megatron_fsdp_grad_comm_dtype megatron_fsdp_use_decoupled_grad megatron_fsdp_cuda_graph_mode "
+        "megatron_fsdp_enable_fine_grained_param_gather megatron_fsdp_max_pool_double_buffer"
     ),
     "an option of megatron-core's inference engines": (
         "flash_decode inference_rng_tracker use_inference_optimized_layers "
-        "inference_fuse_tp_communication mlp_chunks_for_prefill cache_mla_latents symmetric_ar_type"
+        "inference_fuse_tp_communication mlp_chunks_for_prefill cache_mla_latents symmetric_ar_type "
+        "nccl_all_reduce_for_prefill inference_disable_triton_nvls_kernels inference_grouped_gemm_backend "
+        "inference_moe_disable_fused_quant_kernels inference_moe_token_dispatcher_type "
+        "inference_cuda_graph_scope moe_pad_experts_for_cuda_graph_inference"
+    ),
+    "spreads weights over ranks of groups of their own, which no host here builds": (
+        "tensor_parallel_num_weight_shards gtp_weight_remat_size expert_tensor_parallel_num_weight_shards "
+        "expert_gtp_weight_remat_size"
+    ),
+    "asks for another optimizer than those that hosts here build": (
+        "use_layer_wise_distributed_optimizer optimizer_cuda_graph grad_norm_skip_threshold "
+        "muon_coefficient_type muon_scalar_optimizer muon_nesterov lion_beta1 lion_beta2 soap_shampoo_beta "
+        "soap_precondition_frequency soap_use_kl_shampoo adaptive_muon_moment2_method adaptive_muon_beta2 "
+        "adaptive_muon_eps"
+    ),
+    "needs learning rates that depend on the width of a weight, which hosts here do not set": (
+        "use_mup mup_width_mult mup_base_hidden_size mup_embedding_mult mup_output_mult mup_base_head_dim "
+        "mup_attn_scale_power"
+    ),
+    "asks norms for the residual too, which those of features do not return": "fused_residual_rmsnorm",
+    "no value that one could type": (
+        "moe_grad_scale_func mtp_grad_scale_func experimental_attention_variant_loss_scale_func "
+        "cuda_graph_modules mamba_training_ssm_states_dtype param_name_patterns_for_fp32_local_accumulation"
+    ),
+    "changes the stages that a prediction layer is made of, which features go through": (
+        "mtp_hybrid_override_pattern"
     ),
     "deprecated in megatron-core, and no flag of Megatron-LM": (
         "moe_extended_tp async_tensor_model_parallel_allreduce tp_comm_split_ag tp_comm_split_rs "

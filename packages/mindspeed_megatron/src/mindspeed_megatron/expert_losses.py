@@ -18,6 +18,7 @@ Routers of a built model are corrected here, whoever built it. A router of your 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import signature
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ def expert_loss_weight(router: TopKRouter, tokens: int) -> Tensor | float:
 def _correct(session: Session, router: Any) -> None:
     per_token = router.config.calculate_per_token_loss
     plain = getattr(type(router), _ATTACH)
+    says_opposite = "needs_dp_avg" in signature(TopKRouter.attach_and_log_load_balancing_loss).parameters
     plain_routing, plain_sequences = type(router).routing, type(router)._apply_seq_aux_loss
     # megatron-core 0.15 knows no padding.
     plain_bias = getattr(type(router), "_apply_expert_bias", None)
@@ -98,11 +100,15 @@ def _correct(session: Session, router: Any) -> None:
         reduce_group: Any,
         reduce_group_has_dp: bool = False,
         valid_token_count: Any = None,
+        needs_dp_avg: bool = True,
         **further: Any,
     ) -> Tensor:
         """Attach a rank's share of a loss to probabilities, with the weight of one process."""
         factor = weight(activation.shape[0])
-        if reduce_group_has_dp:
+        # Newer versions say the opposite of the group.
+        over_all = reduce_group_has_dp or not needs_dp_avg
+        reports = {"needs_dp_avg": not over_all} if says_opposite else {"reduce_group_has_dp": over_all}
+        if over_all:
             factor = factor * (reduce_group.size() // self.tp_cp_group.size())
         # What is reported is divided by the coefficient.
         attached: Tensor = plain(
@@ -112,7 +118,7 @@ def _correct(session: Session, router: Any) -> None:
             aux_loss * factor,
             aux_loss_name,
             reduce_group,
-            reduce_group_has_dp=reduce_group_has_dp,
+            **reports,
             **further,
         )
         return attached

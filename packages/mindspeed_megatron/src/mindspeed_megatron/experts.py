@@ -98,15 +98,19 @@ class PlainExperts(SequentialMLP):
         config: TransformerConfig,
         submodules: MLPSubmodules,
         pg_collection: ProcessGroupCollection | None = None,
+        **further: Any,
     ) -> None:
-        """Build this rank's experts, with the groups ``tp``, ``ep``, ``expt_tp`` and ``expt_dp``."""
+        """Build this rank's experts, with the groups ``tp``, ``ep``, ``expt_tp`` and ``expt_dp``.
+
+        ``further`` is what newer versions of megatron-core hand to their class.
+        """
         assert pg_collection is not None
         groups: Any = pg_collection
         rank, size = groups.ep.rank(), groups.ep.size()
         draw = size > 1 and config.use_cpu_initialization and config.perform_initialization
         if draw:
             _draw(rank * num_local_experts, config, submodules, groups)
-        super().__init__(num_local_experts, config, submodules, pg_collection=pg_collection)
+        super().__init__(num_local_experts, config, submodules, pg_collection=pg_collection, **further)
         if draw:
             _draw((size - rank - 1) * num_local_experts, config, submodules, groups)
         mark_expert_parameters(self, config)

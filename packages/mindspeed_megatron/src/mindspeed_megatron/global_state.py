@@ -53,6 +53,9 @@ def destroy_megatron_state() -> None:
     tracker = getattr(sys.modules.get(_MOE), "_MOE_LAYER_WISE_LOGGING_TRACKER", None)
     if tracker:
         tracker.clear()
+    record = getattr(sys.modules.get(_MOE), "get_moe_metrics_tracker", None)
+    if record is not None:
+        record().metrics.clear()
     for name, path in _STREAMS:
         kind, _, stream = path.rpartition(".")
         module = sys.modules.get(name)

@@ -24,7 +24,7 @@ OF_OWN_GROUPS = Patch(
     "megatron.core.parallel_state:get_nccl_options",
     "mindspeed_megatron.group_options:asking_the_session",
     kind="wrap",
-    versions="megatron-core>=0.15,<0.17",
+    versions="megatron-core>=0.15,<0.20",
     reason="megatron-core asks this function alone for the options of the groups that it builds",
 )
 """Patch of a feature that gives options to megatron-core's groups."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
+from mindspeed_megatron.expert_reports import take_expert_losses
 from mindspeed_megatron.losses import Losses, copied_later
 from mindspeed_megatron.step_tokens import StepTokens
 
@@ -108,15 +108,13 @@ def _shares_of_experts(run: Run, names: list[str]) -> list[torch.Tensor]:
     if isinstance(frequency, int):
         frequency = [int(layer % frequency == 0) for layer in range(config.num_layers)]
     layers = max(sum(frequency) + (config.mtp_num_layers or 0), 1)
-    tracker: dict[str, Any] = get_moe_layer_wise_logging_tracker()
+    collected = take_expert_losses() if names else {}
     shares = []
     for name in names:
-        values = tracker.get(name, {}).get("values")
+        values = collected.get(name)
         total = torch.zeros((), device=run.dist.device) if values is None else values.float().sum()
         # A rank has its share of a balance loss, and the whole of the loss on its logits.
         alike = pg.tp_cp.size() if name == "z_loss" else 1
         replicas = pg.dp.size() if name != _BALANCE["global_aux_loss"] else 1
         shares.append(total / (layers * alike * replicas))
-    if names:
-        tracker.clear()
     return shares

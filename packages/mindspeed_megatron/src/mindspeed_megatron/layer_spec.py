@@ -11,9 +11,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from mindspeed_core.discovery.slots import NORM_ROLES as NORM_ROLES
@@ -21,6 +21,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_megatron.linear_layout import ANY_LAYOUT as ANY_LAYOUT
 from mindspeed_megatron.linear_layout import LinearLayout as LinearLayout
 from mindspeed_megatron.linear_layout import knows, layout_of, wrapped_argument
+from mindspeed_megatron.spec_forms import as_spec, copied_partial, in_role
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _ROLE_OF_FIELD = {
     "layer_specs": "layer",
     "transformer_layer": "layer",
+    # Its name from megatron-core 0.17 on.
+    "mtp_model_layer": "layer",
     "layer_norm": "final_layernorm",
     "activation_func": "activation",
 }
@@ -253,7 +256,7 @@ class SpecEditor:
         present = {slot.site.role for slot in self._walk() if slot.site.spec is not None}
         # Innermost first, so that a module replaced as a whole carries its already replaced submodules.
         for slot in sorted(self._slots(wanted, layers, empty), key=lambda slot: -slot.site.path.count(".")):
-            site = Site(**{**vars(slot.site), "spec": _as_spec(slot.read())})
+            site = Site(**{**vars(slot.site), "spec": as_spec(slot.read())})
             if isinstance(new, ModuleSpec):
                 chosen: ModuleSpec | None = new
             elif isinstance(new, type):
@@ -296,6 +299,7 @@ class SpecEditor:
             *(self.owner, site.role, site.path, _name(site.spec) if site.spec else None, _name(new)),
             layouts=tuple(sorted(layouts)),
         )
+        chosen = in_role(chosen, site.role)
         setattr(chosen, _HISTORY, (*past, entry) if self.owner else past)
         slot.write(chosen)
 
@@ -375,14 +379,14 @@ class SpecEditor:
         self, holder: Any, key: str | int, role: str, path: str, within: tuple[str, ...], layer: int | None
     ) -> Iterator[_Slot]:
         slot = _Slot(Site(role, path, layer, None, within), holder, key)
-        spec = _as_spec(slot.read())
+        spec = as_spec(slot.read())
         around: list[ModuleSpec] = []
         # What declares to wrap is passed through: the place is that of the module inside.
         while spec is not None and (inside := wrapped_argument(spec.module)) in spec.params:
             around.append(spec)
             path = f"{path}.{inside}"
             slot = _Slot(slot.site, spec.params, inside, tuple(around))
-            spec = _as_spec(slot.read())
+            spec = as_spec(slot.read())
         slot.site = Site(role, path, layer, spec, within, tuple(_name(wrapper) for wrapper in around))
         yield slot
         if spec is not None and spec.submodules is not None:
@@ -418,14 +422,6 @@ def _matches(site: Site, role: str) -> bool:
     return not around or site.within[-len(around) :] == tuple(around)
 
 
-def _as_spec(value: Any) -> ModuleSpec | None:
-    if value is None or value in (IdentityOp, IdentityFuncOp):
-        return None
-    if isinstance(value, ModuleSpec):
-        return None if value.module in (IdentityOp, IdentityFuncOp) else value
-    return ModuleSpec(module=value)
-
-
 def _history(spec: ModuleSpec) -> tuple[Replacement, ...]:
     return getattr(spec, _HISTORY, ())
 
@@ -437,6 +433,8 @@ def _name(spec: ModuleSpec) -> str:
 
 def _unshared(value: Any, path: str) -> Any:
     """Copy a tree so that no two sites hold the same specification object, unlike ``copy.deepcopy``."""
+    if isinstance(value, partial):
+        return copied_partial(value, lambda name, item: _unshared(item, path))
     if callable(value) and not isinstance(value, ModuleSpec):
         return value
     if isinstance(value, ModuleSpec):

@@ -19,6 +19,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_megatron.broken_packages import why_unusable
+from mindspeed_megatron.corrections import holds
 from mindspeed_megatron.experts import ExpertOutput, PlainExperts
 from mindspeed_megatron.latent_attention import LatentCoreAttention, LatentSelfAttention
 from mindspeed_megatron.layer_spec import NORM_ROLES, Site, SpecEditor
@@ -73,7 +74,7 @@ def with_residuals(spec: Any, config: TransformerConfig) -> Any:
     megatron-core converts the residual to the dtype of what is added to it, so that nothing of the option is
     left after the first sum, and pipeline stages disagree about the dtype of what they exchange.
     """
-    if not config.fp32_residual_connection:
+    if not config.fp32_residual_connection or not holds("residual-dtype"):
         return spec
     editor = SpecEditor(spec, owner="")
     editor.replace(("self_attn_bda", "mlp_bda"), ModuleSpec(module=residual_dropout_add))

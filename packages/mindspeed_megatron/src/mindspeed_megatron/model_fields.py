@@ -133,6 +133,14 @@ RULES: tuple[Rule, ...] = (
         "dsa_indexer_n_heads dsa_indexer_head_dim dsa_indexer_topk",
         _set("experimental_attention_variant"),
     ),
+    _row(
+        _FUNCTION,
+        "which tokens sparse attention chooses",
+        "dsa_indexer_topk_freq dsa_indexer_skip_topk_offset dsa_indexer_rope_interleaved "
+        "dsa_indexer_rotate_activation dsa_indexer_scoring_relu dsa_indexer_k_norm_epsilon "
+        "dsa_indexer_k_norm_fp32",
+        _set("experimental_attention_variant"),
+    ),
     _row(_FUNCTION, "which layers attend linearly", "linear_attention_freq"),
     _row(
         _FUNCTION,
@@ -149,6 +157,26 @@ RULES: tuple[Rule, ...] = (
         "mamba_state_dim mamba_head_dim mamba_num_groups mamba_num_heads",
         _set("is_hybrid_model"),
     ),
+    _row(
+        _FUNCTION,
+        "factors of maximal update parametrization",
+        "mup_width_mult mup_base_hidden_size mup_embedding_mult mup_output_mult mup_base_head_dim "
+        "mup_attn_scale_power",
+        _set("use_mup"),
+    ),
+    _row(_FUNCTION, "outputs are scaled by the width of the model", "use_mup"),
+    _row(
+        _FUNCTION,
+        "layers that predict tokens further on",
+        "mtp_use_repeated_layer mtp_hybrid_override_pattern",
+        _set("mtp_num_layers"),
+    ),
+    _row(
+        _FUNCTION,
+        "the order of the rows or the parts of weights",
+        "mla_down_proj_fusion moe_single_grouped_weight moe_single_grouped_bias moe_mlp_glu_interleave_size "
+        "moe_shared_expert_glu_interleave_size",
+    ),
     _row(_FUNCTION, "experts", "num_moe_experts"),
     _row(
         _FUNCTION,
@@ -157,7 +185,8 @@ RULES: tuple[Rule, ...] = (
         "moe_latent_size moe_router_topk moe_router_topk_limited_devices moe_router_num_groups "
         "moe_router_group_topk moe_router_pre_softmax moe_router_topk_scaling_factor "
         "moe_router_score_function moe_router_enable_expert_bias moe_router_force_load_balancing "
-        "moe_apply_probs_on_input moe_token_dropping moe_expert_capacity_factor",
+        "moe_apply_probs_on_input moe_token_dropping moe_expert_capacity_factor "
+        "moe_expert_rank_capacity_factor moe_router_force_biased moe_router_quantile_balancing_ema",
         _EXPERTS,
     ),
     _row(_FUNCTION, "which tokens an expert drops", "moe_token_drop_policy", _has_capacity),
@@ -179,7 +208,7 @@ RULES: tuple[Rule, ...] = (
         "further losses; the layers that predict tokens further on are tensors of their own",
         "mtp_num_layers dsa_indexer_loss_coeff dsa_indexer_use_sparse_loss",
     ),
-    _row(_TRAINING, "further losses", "mtp_loss_scaling_factor", _set("mtp_num_layers")),
+    _row(_TRAINING, "further losses", "mtp_loss_scaling_factor mtp_detach_heads", _set("mtp_num_layers")),
     _row(
         _TRAINING,
         "what a step does with the same data",
@@ -209,9 +238,9 @@ RULES: tuple[Rule, ...] = (
         _TRAINING,
         "the precision of 8-bit and 4-bit arithmetic",
         "fp8_recipe fp8_param fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad "
-        "fp8_dot_product_attention fp8_multi_head_attention tp_only_amax_red first_last_layers_bf16 "
-        "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 fp4_recipe fp4_param fp8_quantizer_factory "
-        "fp4_quantizer_factory",
+        "fp8_dot_product_attention fp8_output_proj fp8_multi_head_attention tp_only_amax_red "
+        "first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 fp4_recipe fp4_param "
+        "fp8_quantizer_factory fp4_quantizer_factory",
         lambda fields: bool(fields.get("fp8") or fields.get("fp4")),
     ),
     _row(
@@ -238,14 +267,17 @@ RULES: tuple[Rule, ...] = (
         "num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage pipeline_model_parallel_layout "
         "account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split "
         "microbatch_group_size_per_vp_stage moe_token_dispatcher_type moe_flex_dispatcher_backend "
-        "moe_enable_deepep hetereogenous_dist_checkpoint variable_seq_lengths",
+        "moe_enable_deepep hetereogenous_dist_checkpoint variable_seq_lengths "
+        "tensor_parallel_num_weight_shards gtp_weight_remat_size expert_tensor_parallel_num_weight_shards "
+        "expert_gtp_weight_remat_size",
     ),
     _row(
         _SILENT,
         "functions of a training loop",
         "timers finalize_model_grads_func grad_scale_func no_sync_func grad_sync_func param_sync_func "
         "config_logger_dir log_max_attention_logit moe_per_layer_logging barrier_with_L1_time test_mode "
-        "moe_enable_routing_replay",
+        "moe_enable_routing_replay moe_grad_scale_func mtp_grad_scale_func "
+        "experimental_attention_variant_loss_scale_func",
     ),
     _row(
         _SILENT,
@@ -257,7 +289,11 @@ RULES: tuple[Rule, ...] = (
         "fine_grained_activation_offloading offload_modules min_offloaded_tensor_size "
         "deallocate_pipeline_outputs activation_func_fp8_input_store clone_scatter_output_in_embedding "
         "disable_parameter_transpose_cache memory_efficient_layer_norm "
-        "ep_overlap_early_attn_memory_release",
+        "ep_overlap_early_attn_memory_release cpu_offloading_retain_pinned_cpu_buffers "
+        "mlp_chunks_for_training delay_offload_until_cuda_graph delta_offload_bytes_across_pp_ranks "
+        "activation_offload_fraction fine_grained_offloading_max_inflight_offloads moe_paged_stash "
+        "moe_paged_stash_page_size moe_paged_stash_buffer_size_factor_cuda "
+        "moe_paged_stash_buffer_size_factor_cpu mamba_training_ssm_states_dtype",
     ),
     _row(
         _SILENT,
@@ -271,7 +307,9 @@ RULES: tuple[Rule, ...] = (
         "moe_router_padding_for_fp8 moe_router_padding_for_quantization use_mamba_mem_eff_path "
         "use_kitchen use_kitchen_attention kitchen_attention_backend disable_bf16_reduced_precision_matmul "
         "use_te_rng_tracker no_masked_softmax_fusion no_rope_fusion no_persist_layer_norm "
-        "no_gradient_accumulation_fusion",
+        "no_gradient_accumulation_fusion flash_attention_version dsa_kernel_backend "
+        "fused_residual_rmsnorm use_transformer_engine_op_fuser use_grouped_gemm_for_dense_mlp "
+        "use_grouped_gemm_for_shared_expert moe_permute_fusion_into_hybridep",
     ),
     _row(
         _SILENT,
@@ -284,14 +322,20 @@ RULES: tuple[Rule, ...] = (
         "wgrad_deferral_limit overlap_p2p_comm_warmup_flush moe_shared_expert_overlap moe_deepep_num_sms "
         "moe_hybridep_num_sms enable_cuda_graph cuda_graph_use_single_mempool "
         "cuda_graph_retain_backward_graph cuda_graph_warmup_steps external_cuda_graph cuda_graph_impl "
-        "cuda_graph_scope",
+        "cuda_graph_scope cuda_graph_modules overlap_dispatch_backward_with_experts_wgrad "
+        "high_priority_a2a_comm_stream moe_flex_dispatcher_num_sms moe_hybridep_num_blocks_permute "
+        "moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms_preprocessing "
+        "moe_hybridep_pad_uneven_dispatch_inputs moe_ncclep_static_shape moe_ncclep_zero_copy",
     ),
     _row(
         _SILENT,
         "an option of megatron-core's inference engines",
         "flash_decode inference_rng_tracker inference_sampling_seed symmetric_ar_type "
         "mlp_chunks_for_prefill use_inference_optimized_layers inference_fuse_tp_communication "
-        "cache_mla_latents",
+        "cache_mla_latents nccl_all_reduce_for_prefill inference_disable_triton_nvls_kernels "
+        "inference_grouped_gemm_backend inference_moe_disable_fused_quant_kernels "
+        "inference_moe_token_dispatcher_type inference_cuda_graph_scope "
+        "moe_pad_experts_for_cuda_graph_inference",
     ),
 )
 

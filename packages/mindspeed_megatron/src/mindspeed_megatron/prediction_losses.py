@@ -10,11 +10,13 @@ counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import signature
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.models.gpt import gpt_model
+from megatron.core.transformer import multi_token_prediction
 from torch import Tensor
 
 from mindspeed_megatron.step_tokens import StepTokens
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 _OWNER = "losses of further predictions"
-_SHIFT, _METHOD = "roll_tensor", "compute_language_model_loss"
+_SHIFT, _PROCESS, _METHOD = "roll_tensor", "process_mtp_loss", "compute_language_model_loss"
 _AHEAD = "_mindspeed_positions_ahead"
 _SCALED = "weighs_predictions"
 
@@ -63,8 +65,27 @@ def _replace_shift(session: Session) -> None:
     if state.done:
         return
     state.done = True
-    original: Shift = getattr(gpt_model, _SHIFT)
     counted = session.state(StepTokens)
+    # From 0.17 on the losses are computed in a function of their own, which shifts for itself.
+    name, changed = (_SHIFT, _counting) if hasattr(gpt_model, _SHIFT) else (_PROCESS, _with_counting_shift)
+    original = getattr(gpt_model, name)
+    replacement = changed(original, counted)
+
+    def undo() -> None:
+        setattr(gpt_model, name, original)
+        state.done = False
+
+    session.ledger.setting(
+        f"{gpt_model.__name__}:{name}",
+        lambda: setattr(gpt_model, name, replacement),
+        undo,
+        owner=_OWNER,
+        reason="losses are divided by the sum that the shift returns, and nothing else says so",
+    )
+
+
+def _counting(original: Shift, counted: StepTokens) -> Shift:
+    """Return a shift that counts tokens, and returns what a sum of losses is divided by beside the result."""
 
     def shift(
         tensor: Tensor, shifts: int = -1, dims: int = -1, cp_group: Any = None, packed_seq_params: Any = None
@@ -80,17 +101,35 @@ def _replace_shift(session: Session) -> None:
             return moved, torch.where(total > 0, total, 1 / ranks if total.is_floating_point() else 1)
         return moved, now.divisor / (now.micro_batches / now.copies * ranks)
 
-    def undo() -> None:
-        setattr(gpt_model, _SHIFT, original)
-        state.done = False
+    return shift
 
-    session.ledger.setting(
-        f"{gpt_model.__name__}:{_SHIFT}",
-        lambda: setattr(gpt_model, _SHIFT, shift),
-        undo,
-        owner=_OWNER,
-        reason="the model divides by the sum that it returns, and says so nowhere else",
-    )
+
+def _with_counting_shift(original: Callable[..., Tensor], counted: StepTokens) -> Callable[..., Tensor]:
+    """Return ``process_mtp_loss`` with a shift that counts."""
+    parameters = signature(original)
+
+    def process(*given: Any, **named: Any) -> Tensor:
+        """Attach the losses of further predictions to hidden states ``[(1 + n) * s, b, h]``."""
+        arguments = parameters.bind(*given, **named).arguments
+        labels, mask = arguments["labels"], arguments.get("loss_mask")
+        if labels is None:
+            return original(*given, **named)
+        plain: Shift = multi_token_prediction.roll_tensor
+        shift = _counting(plain, counted)
+        tokens = labels.new_tensor(labels.numel()) if mask is None else mask.sum()
+
+        def own(*those: Any, **options: Any) -> tuple[Tensor, Tensor]:
+            moved, divisor = shift(*those, **options)
+            # Losses per token are multiplied by the tokens of the mask, which the sum of them undoes.
+            return moved, tokens if arguments["config"].calculate_per_token_loss else divisor
+
+        vars(multi_token_prediction)[_SHIFT] = own
+        try:
+            return original(*given, **named)
+        finally:
+            vars(multi_token_prediction)[_SHIFT] = plain
+
+    return process
 
 
 def _scale(session: Session, model: Any) -> None:

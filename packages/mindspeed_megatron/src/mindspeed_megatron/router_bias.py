@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
 import torch
 from megatron.core.transformer.moe.router import Router
-from packaging.version import Version
 
-_DRAWN_BY_ITSELF = Version("0.16")
+from mindspeed_megatron.corrections import holds
 
 
 def draw_router_biases(chunk: torch.nn.Module, config: Any, seed: int) -> None:
@@ -20,7 +18,7 @@ def draw_router_biases(chunk: torch.nn.Module, config: Any, seed: int) -> None:
         config: says how values are drawn.
         seed: of the model.
     """
-    if Version(version("megatron-core")) >= _DRAWN_BY_ITSELF or not config.perform_initialization:
+    if not holds("router-bias") or not config.perform_initialization:
         return
     for router in chunk.modules():
         bias = router.bias if isinstance(router, Router) else None

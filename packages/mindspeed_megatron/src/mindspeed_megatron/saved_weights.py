@@ -90,6 +90,8 @@ def _forward_of(linear: Any) -> Any:
             named.get("grad_output_buffer"),
             named.get("wgrad_deferral_limit", 0),
             named.get("tp_group"),
+            # The layers of newer versions say over how many ranks a weight is spread.
+            *([named["gtp_remat_size"]] if "gtp_remat_size" in named else []),
         )
         return output
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ class GShardRouter(TopKRouter):
         pg_collection: ProcessGroupCollection | None = None,
         *,
         gshard: GShard,
+        **further: Any,
     ) -> None:
         """Build megatron-core's router.
 
@@ -44,8 +45,9 @@ class GShardRouter(TopKRouter):
             config: of the model.
             pg_collection: the groups.
             gshard: capacity and random choices.
+            further: what newer versions of megatron-core hand to their router.
         """
-        super().__init__(config=config, pg_collection=pg_collection)
+        super().__init__(config=config, pg_collection=pg_collection, **further)
         self._gshard = gshard
 
     def apply_input_jitter(self, input: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ class LaunchedMoELayer(MoELayer):
         dispatcher: Callable[..., Any] | None = None,
         moves: bool = False,
         copies: tuple[int, Groups] | None = None,
+        **further: Any,
     ) -> None:
         """Build megatron-core's layer with another dispatcher.
 
@@ -74,9 +75,10 @@ class LaunchedMoELayer(MoELayer):
             dispatcher: builds another dispatcher than those of megatron-core's names.
             moves: experts are not always where megatron-core puts them.
             copies: of so many hot experts at most, with the communicators that carry them.
+            further: what newer versions of megatron-core hand to their layer.
         """
         given = pg_collection or groups()
-        super().__init__(config, submodules, layer_number, given)
+        super().__init__(config, submodules, layer_number, given, **further)
         self._overlaps = overlaps
         self._saves = saves
         self._turns = turns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -75,6 +75,7 @@ class DeviceBalancedRouter(TopKRouter):
         pg_collection: ProcessGroupCollection | None = None,
         *,
         losses: DeviceLosses,
+        **further: Any,
     ) -> None:
         """Build megatron-core's router.
 
@@ -82,8 +83,9 @@ class DeviceBalancedRouter(TopKRouter):
             config: of the model.
             pg_collection: the groups.
             losses: coefficients and devices.
+            further: what newer versions of megatron-core hand to their router.
         """
-        super().__init__(config=config, pg_collection=pg_collection)
+        super().__init__(config=config, pg_collection=pg_collection, **further)
         self._losses = losses
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

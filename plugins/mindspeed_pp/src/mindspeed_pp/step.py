@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.pipeline_parallel.schedules import (
-    backward_step,
     deallocate_output_tensor,
     forward_step,
 )
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.run import TensorSpec
+from mindspeed_megatron.backward_pass import backward_pass
 from mindspeed_megatron.schedule import announced
 from mindspeed_pp.actions import (
     BACKWARD,
@@ -387,7 +387,7 @@ class Step:
                 microbatch, self.p.config, self.p.pg.cp.size(), self.p.device
             )
         if len(kept.outputs) == 1 and len(kept.received) == 1:
-            made = [backward_step(kept.received[0], kept.outputs[0], gradients[0], None, self.p.config)]
+            made = [backward_pass(kept.received[0], kept.outputs[0], gradients[0], self.p.config)]
         else:
             specs = self.p.mail.specs(microbatch)
             made = _backward_of_several(kept.received, kept.outputs, gradients, specs, self.p.config)

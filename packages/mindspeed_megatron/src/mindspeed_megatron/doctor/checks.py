@@ -27,6 +27,7 @@ from mindspeed_megatron.devices.npu import device_files
 from mindspeed_megatron.doctor import ascend
 from mindspeed_megatron.doctor.probe import MARK
 from mindspeed_megatron.doctor.supported_versions import (
+    MEGATRON_CORE,
     NPU_CANN,
     NPU_WITHOUT_CANN,
     PYTHON,
@@ -34,9 +35,11 @@ from mindspeed_megatron.doctor.supported_versions import (
     matches,
     same_release,
 )
+from mindspeed_megatron.touch_points.changes import listed
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
+    from mindspeed_megatron.touch_points.survey import Survey
 
 PROBE_SECONDS = 180
 MINIMUM_OPEN_FILES = 4096
@@ -66,6 +69,7 @@ class Facts:
         ascend: versions of driver, firmware and CANN, where their files tell them.
         cann_missing: why torch_npu does not find CANN; empty where it does, and without torch_npu.
         ascend_devices: NPUs that the driver shows.
+        survey: the touch points of a megatron-core of an unknown version; None for a known one.
     """
 
     python: str = machine.python_version()
@@ -85,6 +89,7 @@ class Facts:
     ascend: Mapping[str, str] = field(default_factory=dict)
     cann_missing: str = ""
     ascend_devices: int = 0
+    survey: Survey | None = None
 
 
 def collect(
@@ -119,7 +124,17 @@ def collect(
         ascend=ascend.ascend_versions(os.environ),
         cann_missing=libraries_missing(),
         ascend_devices=device_files(Path("/dev")),
+        survey=_survey(registry, versions.get("megatron-core", "")),
     )
+
+
+def _survey(registry: Registry, installed: str) -> Survey | None:
+    """Compare the touch points of a megatron-core whose version is unknown."""
+    from mindspeed_megatron.touch_points.survey import is_recorded, survey
+
+    if not installed or is_recorded(installed):
+        return None
+    return survey(installed, (name for names in registry.packages().values() for name in names))
 
 
 def _of_host(registry: Registry, host: str) -> tuple[Finding, ...]:
@@ -241,13 +256,28 @@ def check_torch(facts: Facts) -> Iterator[Finding]:
         yield Finding(NOTE, "devices", "no GPU or NPU: training runs on the cpu platform (gloo)")
 
 
+def check_touch_points(facts: Facts) -> Iterator[Finding]:
+    """Name what an unknown megatron-core has otherwise than the known one it is compared with."""
+    found = facts.survey
+    if found is None:
+        return
+    subject = "megatron-core"
+    remedy = f"pip install megatron-core=={found.compared}"
+    if not found.changes:
+        yield Finding(NOTE, subject, str(found), remedy)
+        return
+    # What breaks comes first.
+    told = sorted(found.changes, key=lambda change: not change.breaks)
+    yield Finding(WARNING, subject, f"{found}{listed(told, everything=True)}", remedy)
+
+
 def check_megatron(facts: Facts) -> Iterator[Finding]:
     """Check that megatron-core and its compiled index builder import."""
     if facts.probe_error or "megatron" not in facts.torch:
         return
     outcome = facts.torch["megatron"]
     if outcome != "ok":
-        remedy = "pip install --force-reinstall 'megatron-core>=0.15.3,<0.17'"
+        remedy = f"pip install --force-reinstall 'megatron-core{MEGATRON_CORE}'"
         yield Finding(ERROR, "megatron-core import", outcome, remedy)
         return
     helpers = facts.torch.get("helpers_cpp", "")
@@ -371,6 +401,7 @@ def check_plugins(facts: Facts) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     check_python,
     check_versions,
+    check_touch_points,
     check_torch,
     check_megatron,
     check_npu,

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 PYTHON = ">=3.10"
 """Versions of Python, PEP 440."""
 
+MEGATRON_CORE = ">=0.15.3,<0.17"
+"""Versions of megatron-core, PEP 440."""
+
 
 @dataclass(frozen=True)
 class Supported:
@@ -37,9 +40,9 @@ TABLE = (
     Supported("torch", ">=2.6", ("2.13.0",), remedy="pip install 'torch>=2.6'"),
     Supported(
         "megatron-core",
-        ">=0.15.3,<0.17",
+        MEGATRON_CORE,
         ("0.15.3", "0.16.1"),
-        remedy="pip install 'megatron-core>=0.15.3,<0.17'",
+        remedy=f"pip install 'megatron-core{MEGATRON_CORE}'",
     ),
     Supported("pluggy", ">=1.5", remedy="pip install 'pluggy>=1.5'"),
     Supported("numpy", ">=1.26", remedy="pip install 'numpy>=1.26'"),
@@ -91,6 +94,20 @@ class Trial:
 TRIALS = (
     Trial("cpu", "0.16.1", "2.13.0", "3.11", "the whole suite, worlds of one, two and four processes"),
     Trial("cpu", "0.15.3", "2.13.0", "3.11", "the suite without what 0.15 lacks or does otherwise"),
+    Trial(
+        "cpu",
+        "0.17.1, 0.18.0, 0.19.2",
+        "2.13.0",
+        "3.11",
+        "three steps of eleven small models on one process: losses equal to 0.16.1's, not the suite",
+    ),
+    Trial(
+        "cpu",
+        "0.19.2",
+        "2.13.0",
+        "3.11",
+        "three steps in six layouts of two processes: losses equal to 0.16.1's, not the suite",
+    ),
     Trial("cpu", "Megatron-LM core_v0.16.1", "2.13.0", "3.11", "losses of its own scripts, step by step"),
     Trial(
         "npu",

@@ -19,6 +19,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 
+from mindspeed_core.discovery.installed import installed_version
+from mindspeed_core.errors import ArgumentError
 from mindspeed_megatron.fully_sharded.parts import describe_themselves
 
 if TYPE_CHECKING:
@@ -123,7 +125,19 @@ def wrap_megatron_sharded(
     model: list[MegatronModule],
     pg: ProcessGroupCollection,
 ) -> list[MegatronModule]:
-    """Shard every chunk over the data-parallel (and context-parallel) ranks, experts over their own."""
+    """Shard every chunk over the data-parallel (and context-parallel) ranks, experts over their own.
+
+    Raises:
+        ArgumentError: megatron-core's class is one whose faults are others.
+    """
+    if not hasattr(FullyShardedDataParallel, "_fix_tensor_parallel_attributes"):
+        raise ArgumentError(
+            "--use-megatron-fsdp",
+            None,
+            f"its corrections are those for megatron-core up to 0.17, and "
+            f"{installed_version('megatron-core')} is installed",
+            "use --use-torch-fsdp2 or --use-distributed-optimizer, or install megatron-core 0.16.1",
+        )
     if session.platform.backend != "nccl":
         # The fused division is an operation of NCCL.
         ddp_config.gradient_reduce_div_fusion = False

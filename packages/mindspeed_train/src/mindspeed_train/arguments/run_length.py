@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mindspeed_core.errors import ArgumentError
+from mindspeed_megatron.batch_ramp import ramped_batch_size
 from mindspeed_train.arguments.errors import argument_error, option
 
 _BY_STEPS = ("lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters")
@@ -29,22 +30,12 @@ class StepBatch:
 
 
 def batch_at(args: Namespace, consumed_samples: int) -> StepBatch:
-    """Return the batch of the step that follows after ``consumed_samples``, by megatron-core's rule."""
+    """Return the batch of the step that follows after ``consumed_samples``, ramps included."""
     if not args.rampup_batch_size:
         return StepBatch(args.global_batch_size, args.num_microbatches)
-    from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
-
-    # Rank -1: the calculator reports its start on rank 0, and it starts anew for each step here.
-    calculator = RampupBatchsizeNumMicroBatchesCalculator(
-        args.global_batch_size,
-        args.micro_batch_size,
-        args.data_parallel_size,
-        False,
-        -1,
-        *args.rampup_batch_size,
-    )
-    calculator.update(consumed_samples, consistency_check=True)
-    return StepBatch(calculator.get_current_global_batch_size(), calculator.get())
+    start, increment, samples = args.rampup_batch_size
+    size = ramped_batch_size(args.global_batch_size, start, increment, samples, consumed_samples)
+    return StepBatch(size, size // (args.micro_batch_size * args.data_parallel_size))
 
 
 def derive_batch(args: Namespace, *, own_schedule: bool = False) -> None:

@@ -46,6 +46,10 @@ _SWITCHES = (
     "chained_optim_avoid_prefix",
     "distrib_optim_fully_reshardable_mem_efficient",
 )
+_AMONG_SHARDS = (
+    "Megatron-LM with megatron-core 0.19 keeps this state among the shards, which is not read here: write it "
+    "with core_v0.18 or older, or with mindspeed-train, whose checkpoints both read"
+)
 
 
 def read_common(directory: Path, *, trusted: bool = False) -> dict[str, Any]:
@@ -59,9 +63,14 @@ def read_common(directory: Path, *, trusted: bool = False) -> dict[str, Any]:
         CheckpointError: it cannot be read, or a field is not what it has to be.
     """
     path = directory / NAME
-    with open_inside(directory, NAME) as descriptor:
-        whole = Part(descriptor, 0, os.fstat(descriptor).st_size)
-        found = read_archive(whole, str(path), trusted=trusted)
+    try:
+        with open_inside(directory, NAME) as descriptor:
+            whole = Part(descriptor, 0, os.fstat(descriptor).st_size)
+            found = read_archive(whole, str(path), trusted=trusted)
+    except CheckpointError as error:
+        if path.exists() or not (directory / ".metadata").exists():
+            raise
+        raise CheckpointError(f"{error}; {_AMONG_SHARDS}") from error
     check_common(found, path, iteration_of(directory.name))
     return dict(found)
 

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
-from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
 from megatron.core.dist_checkpointing.utils import extract_sharded_base
 
 from mindspeed_core.errors import CheckpointError
@@ -37,6 +35,7 @@ from mindspeed_megatron.model_record import (
 )
 from mindspeed_megatron.plan_resume import check_plan, plan_change
 from mindspeed_megatron.saved_schedule import check_schedule, group_values, settle_groups
+from mindspeed_megatron.sharded_loading import load_shards
 from mindspeed_megatron.vocabulary import settle_vocabulary
 from mindspeed_train.checkpoint import content as checkpoint_content
 from mindspeed_train.checkpoint import megatron_lm as checkpoint_megatron_lm
@@ -73,16 +72,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mindspeed_core")
 _WITH_BASE = "starting at step 0 with the weights that a feature loaded"
-
-
-class _AlreadyLoaded(TorchCommonLoadStrategy):
-    """Loads nothing: gives megatron-core the common state that was checked and read here."""
-
-    def __init__(self, common: dict[str, Any]) -> None:
-        self._common = common
-
-    def load_common(self, checkpoint_dir: str | Path) -> dict[str, Any]:
-        return dict(self._common)
 
 
 def load(run: Run, source: str | None = None) -> LoadInfo:
@@ -393,9 +382,7 @@ class _Load:
     def _fill(self, template: dict[str, Any]) -> dict[str, Any]:
         try:
             with the_only_reader(self.reader):
-                loaded = dist_checkpointing.load(
-                    template, str(self.path), common_strategy=_AlreadyLoaded(self.common)
-                )
+                loaded = load_shards(template, self.path, self.common)
         except FAILURES as error:
             verified = self.run.args.verify_checkpoint == "hash"
             hint = "" if verified else "; --verify-checkpoint hash names the file"

@@ -29,7 +29,7 @@ class SplitPredictions(Feature):
             new="mindspeed_cp.modules.predictions:over_ranks",
             kind="wrap",
             reason="the model and its prediction layers call this function by name; it knows one layout only",
-            versions="megatron-core>=0.16,<0.17",
+            versions="megatron-core>=0.16,<0.20",
         ),
     )
     docs = "mindspeed_cp:docs/context-parallel-predictions.md"

@@ -66,7 +66,8 @@ def over_ranks(original: Shift) -> Shift:
         Raises:
             ValueError: another shift than by one position along the last dimension.
         """
-        if not isinstance(packed_seq_params, SplitBatch):
+        # Newer versions also shift what a stage has not got.
+        if tensor is None or not isinstance(packed_seq_params, SplitBatch):
             return original(tensor, shifts, dims, cp_group, packed_seq_params)
         if cp_group is None or cp_group.size() == 1:
             return original(tensor, shifts, dims)

@@ -17,7 +17,7 @@ from mindspeed_kernels.features.proofs import (
 )
 
 _CLIPPING = "megatron.core.optimizer.clip_grads"
-_VERSIONS = "megatron-core>=0.15,<0.17"
+_VERSIONS = "megatron-core>=0.15,<0.20"
 _ELSEWHERE = "the update is made elsewhere then; drop one of the two"
 
 

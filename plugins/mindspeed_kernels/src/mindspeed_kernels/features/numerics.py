@@ -72,7 +72,7 @@ class AffinityCrossEntropy(KernelFeature):
             "VocabParallelCrossEntropy.calculate_predicted_logits",
             new="mindspeed_kernels.modules.cross_entropy:calculate_predicted_logits",
             reason="a static method inside the loss of the model; no specification reaches it",
-            versions="megatron-core>=0.15.3,<0.17",
+            versions="megatron-core>=0.15.3,<0.20",
         ),
     )
     docs = "mindspeed_kernels:docs/affinity-cross-entropy.md"

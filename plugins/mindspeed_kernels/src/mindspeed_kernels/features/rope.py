@@ -37,7 +37,7 @@ class FusedRotaryEmbedding(KernelFeature):
             new="mindspeed_kernels.modules.rope:with_fused_rotation",
             kind="wrap",
             reason="attention calls this function by name; there is no module to replace",
-            versions="megatron-core>=0.15,<0.17",
+            versions="megatron-core>=0.15,<0.20",
         ),
     )
     docs = "mindspeed_kernels:docs/fused-rope.md"

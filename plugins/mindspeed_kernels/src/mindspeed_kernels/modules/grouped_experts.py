@@ -1,8 +1,8 @@
 """The experts of a layer in one grouped product, as a megatron-core module, and its placement.
 
-The module is megatron-core's ``GroupedMLP`` with another forward: every dtype, our grouped product, and,
-where it was asked for, weight gradients that are added to the main gradients in place. Its weights begin as
-those of sequential experts, on every layout.
+The module has the weights of megatron-core's ``GroupedMLP`` with another forward: every dtype, our grouped
+product, and, where it was asked for, weight gradients that are added to the main gradients in place. Its
+weights begin as those of sequential experts, on every layout.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.tensor_parallel import CheckpointWithoutOutput, set_tensor_model_parallel_attributes
-from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor
 
 from mindspeed_core.errors import SessionError
 from mindspeed_kernels.ops.gmm import grouped_matmul
 from mindspeed_kernels.ops.gmm_put_off import Leave, PutOffProduct
 from mindspeed_kernels.ops.row_groups import ends_of_groups
+from mindspeed_megatron.expert_weights import StackedExperts
 from mindspeed_megatron.experts import draw_experts, mark_expert_parameters
 from mindspeed_megatron.layer_spec import SpecEditor
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 
-class GroupedExperts(GroupedMLP):
+class GroupedExperts(StackedExperts):
     """Rows sorted by expert, times the weights of all local experts at once.
 
     Attributes:
@@ -51,8 +51,12 @@ class GroupedExperts(GroupedMLP):
         num_local_experts: int,
         config: TransformerConfig,
         pg_collection: ProcessGroupCollection | None = None,
+        name: str | None = None,
     ) -> None:
-        """Build this rank's experts, with the groups ``ep``, ``expt_tp`` and ``expt_dp``."""
+        """Build this rank's experts, with the groups ``ep``, ``expt_tp`` and ``expt_dp``.
+
+        ``name``, that of the module in the model, is given by newer versions of megatron-core, and not used.
+        """
         assert pg_collection is not None
         drawn_on_cpu = config.use_cpu_initialization and config.perform_initialization
         blank = copy(config)

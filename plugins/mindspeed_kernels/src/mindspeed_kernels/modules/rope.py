@@ -7,6 +7,7 @@ to queries and keys of every layer. Packed sequences get the angles of their own
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,10 @@ def with_fused_rotation(original: Callable[..., Tensor]) -> Callable[..., Tensor
             sequences that are split over context-parallel ranks.
     """
 
+    taken = signature(original).parameters.get("mla_rotary_interleaved")
+    caller_says = taken is not None
+    usual = taken.default if taken is not None else None
+
     def apply_rotary_pos_emb(
         t: Tensor,
         freqs: Tensor,
@@ -35,15 +40,21 @@ def with_fused_rotation(original: Callable[..., Tensor]) -> Callable[..., Tensor
         cu_seqlens: Tensor | None = None,
         mscale: float = 1.0,
         cp_group: ProcessGroup | None = None,
+        mla_rotary_interleaved: bool | None = usual,
     ) -> Tensor:
-        """Rotate ``[s, b, n, d]``, or ``[t, n, d]`` with ``cu_seqlens``, by angles ``[s, 1, 1, r]``."""
+        """Rotate ``[s, b, n, d]``, or ``[t, n, d]`` with ``cu_seqlens``, by angles ``[s, 1, 1, r]``.
+
+        Of megatron-core before 0.19 the configuration says whether ``t`` holds pairs; later the caller does.
+        """
+        pairs = config.multi_latent_attention if mla_rotary_interleaved is None else mla_rotary_interleaved
         split = cu_seqlens is not None and cp_group is not None and cp_group.size() > 1
         if config.apply_rope_fusion or split:
-            return original(t, freqs, config, cu_seqlens, mscale, cp_group)
+            asked = {"mla_rotary_interleaved": pairs} if caller_says else {}
+            return original(t, freqs, config, cu_seqlens, mscale, cp_group, **asked)
         if cu_seqlens is None:
-            return rotated(t, *rotation(freqs, mscale), config)
+            return rotated(t, *rotation(freqs, mscale), config, pairs)
         tables = packed_rotation(freqs, mscale, cu_seqlens, t.shape[0])
-        return rotated(t.unsqueeze(1), *tables, config).squeeze(1)
+        return rotated(t.unsqueeze(1), *tables, config, pairs).squeeze(1)
 
     return apply_rotary_pos_emb
 
@@ -85,12 +96,15 @@ def _gathered(freqs: Tensor, mscale: float, cu_seqlens: Tensor, tokens: int) -> 
     return cos[position], sin[position]
 
 
-def rotated(t: Tensor, cos: Tensor, sin: Tensor, config: Any) -> Tensor:
-    """Rotate as many of the first dimensions of ``[s, b, n, d]`` as there are angles; pass the others on."""
+def rotated(t: Tensor, cos: Tensor, sin: Tensor, config: Any, pairs: bool) -> Tensor:
+    """Rotate as many of the first dimensions of ``[s, b, n, d]`` as there are angles; pass the others on.
+
+    ``pairs``: neighbours belong together in ``t``, as in checkpoints of multi-latent attention.
+    """
     width = cos.shape[-1]
     turned, passed = t[..., :width], t[..., width:]
-    if config.multi_latent_attention:
-        # The checkpoints of these models hold pairs; the rotation is that of halves.
+    if pairs:
+        # The rotation is that of halves.
         turned = torch.cat((turned[..., 0::2], turned[..., 1::2]), dim=-1)
     turned = npu_rotary_position_embedding(turned, cos, sin, 1 if config.rotary_interleaved else 0)
     return turned if not passed.shape[-1] else torch.cat((turned, passed), dim=-1)

@@ -126,7 +126,7 @@ class QuantGrads(Feature):
             new="megatron.core.distributed.reduce_scatter_with_fp32_accumulation:"
             "reduce_scatter_with_fp32_accumulation",
             reason="megatron-core sets it for the whole process, and never back",
-            versions="megatron-core>=0.16,<0.17",
+            versions="megatron-core>=0.16,<0.20",
         ),
     )
     modes = ("train",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 from importlib import import_module
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from mindspeed_core.discovery.installed import installed_version
+from mindspeed_core.discovery.installed import installed_version, package_places
 from mindspeed_megatron.dataset_helpers import (
     SOURCE,
     build_command,
@@ -49,6 +50,9 @@ def require() -> None:
     Raises:
         ImportError: it is not importable; the message is one sentence with the way out.
     """
+    mixed = mixture()
+    if mixed:
+        raise ImportError(f"mindspeed_core.megatron_adaptor: {mixed}")
     try:
         import_module("megatron.training")
     except ModuleNotFoundError as error:
@@ -83,6 +87,43 @@ def find_checkout() -> Path | None:
     return None
 
 
+def mixture() -> str:
+    """Say that ``megatron.training`` and ``megatron.core`` are of different versions; empty where they fit.
+
+    Both lie in one namespace: where the checkout comes after the installed packages on the module path, its
+    scripts run with the installed megatron-core.
+    """
+    places = package_places("megatron")
+    training = next((place for place in places if (place / "training" / "__init__.py").is_file()), None)
+    core = next((place for place in places if (place / "core" / "__init__.py").is_file()), None)
+    if training is None or core is None or training == core:
+        return ""
+    expected, found = (stated_version(place / "core" / "package_info.py") for place in (training, core))
+    if not expected or not found or expected == found:
+        return ""
+    return (
+        f"megatron.training is of the checkout {training.parent} (megatron-core {expected}), and "
+        f"megatron.core of {core.parent} ({found}); put the checkout first on PYTHONPATH"
+    )
+
+
+def stated_version(file: Path) -> str:
+    """Return the version that a ``package_info.py`` of megatron-core states; empty where it states none."""
+    if not file.is_file():
+        return ""
+    stated = {
+        target.id: node.value.value
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    numbers = [stated.get(name) for name in ("MAJOR", "MINOR", "PATCH")]
+    if None in numbers:
+        return ""
+    return ".".join(map(str, numbers)) + str(stated.get("PRE_RELEASE") or "")
+
+
 def missing_packages() -> list[str]:
     """Return the distributions that the checkout needs and that are not installed."""
     return [brings for name, brings in PACKAGES.items() if find_spec(name) is None]
@@ -102,6 +143,9 @@ def findings() -> list[Finding]:
         found.append(Finding(NOTE, "Megatron-LM", f"{VARIABLE} names {checkout}", remedy))
     else:
         found.append(Finding(OK, "Megatron-LM", f"{checkout} is on the module path"))
+    mixed = mixture()
+    if mixed:
+        found.append(Finding(ERROR, "Megatron-LM", mixed, f"export PYTHONPATH={checkout}:$PYTHONPATH"))
     missing = missing_packages()
     if missing:
         remedy = f"pip install {' '.join(missing)}"
