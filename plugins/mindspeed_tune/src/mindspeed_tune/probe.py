@@ -213,7 +213,7 @@ class Probe:
         reason = layer_kinds.exact_because(config, chunks)
         wanted: list[dict[str, int]] = [{}]
         if not self.options.exact_layers and not reason:
-            wanted = layer_kinds.variants(layer_kinds.counts(config, chunks), len(chunks))
+            wanted = layer_kinds.variants(layer_kinds.counts(config, chunks))
         first, *others = wanted
         found = [(number, first) for number in numbers] + [(numbers[-1], layers) for layers in others]
         return found[:1] if self.options.only_order else found
