@@ -48,7 +48,7 @@ class SyntheticProcess:
             layout,
             job["rank"],
             microbatches,
-            runs=((microbatches, 0),) if layout.vpp > 1 else ((2, 1), (1, 1), (1, 2)),
+            runs=((2 * layout.pp, 0), (layout.pp, 0)) if layout.vpp > 1 else ((2, 1), (1, 1), (1, 2)),
             layers=[layers // layout.pp] * layout.pp,
         )
         place = layout.place(job["rank"])["pp"]
@@ -87,4 +87,5 @@ def scaled(found, parameters):
         calls=calls(found.update.calls),
     )
     sizes = {**found.sizes, "dense_elements": parameters}
-    return replace(found, static=categories(found.static), runs=runs, update=update, sizes=sizes)
+    flags = {**found.flags, "untie_embeddings_and_output_weights": True}
+    return replace(found, flags=flags, static=categories(found.static), runs=runs, update=update, sizes=sizes)

@@ -98,7 +98,7 @@ class Cell:
         stages = [self._stage(target, stage) for stage in range(layout.pp)]
         durations = [self._of_stage(target, stage, hardware) for stage in range(layout.pp)]
         taken = [{step: total for step, (total, _) in one.items()} for one in durations]
-        timeline, pipeline = pipeline_seconds(
+        pipeline = pipeline_seconds(
             layout.pp, layout.vpp, target.microbatches, taken, self._transfer(target, hardware)
         )
         exposed = max(self._exchange(target, kind, stage, hardware, "gradients") for stage, kind in stages)
@@ -129,7 +129,7 @@ class Cell:
             waiting=pipeline - busy[busiest],
             gradients=exposed,
             update=update,
-            bubble=1.0 - sum(busy) / (pipeline * layout.pp) if pipeline else timeline,
+            bubble=1.0 - sum(busy) / (pipeline * layout.pp) if pipeline else 0.0,
             exact=exact,
             needed=needed,
             categories=categories,

@@ -13,7 +13,7 @@ from mindspeed_tune.layout import Layout
 from mindspeed_tune.schedules import BACKWARD, FORWARD, Step, order
 
 _ROUNDS = 2
-"""Times the pipeline size: from so many micro-batches on every further one takes as long as the last."""
+"""Times the pipeline size: from so many micro-batches on a step grows by the same seconds for each."""
 Durations = Mapping[tuple[str, int], float]
 Waiting = tuple[int, int, int, int, bool]
 """Stage, index of its duration, index of the pass, index of the pass it waits for (-1 for none), and whether
@@ -22,10 +22,11 @@ a message lies between them."""
 
 def pipeline_seconds(
     pp: int, vpp: int, microbatches: int, durations: Sequence[Durations], transfer: float
-) -> tuple[float, float]:
-    """Return the bubble of the first micro-batches, and the seconds of the whole pipeline.
+) -> float:
+    """Return the seconds of all passes of a step.
 
-    Once every stage is busy each further micro-batch takes as long as the slowest stage.
+    Once every stage is busy all further rounds of the pipeline take the same time: that of the slowest stage,
+    or more, where messages cannot be hidden.
 
     Args:
         pp: pipeline stages.
@@ -34,22 +35,28 @@ def pipeline_seconds(
         durations: of every stage, seconds of a pass by direction and chunk.
         transfer: seconds of a message between stages.
     """
-    taken = [sum(one.values()) for one in durations]
-    slowest = max(taken)
     if pp == 1:
-        return 0.0, microbatches * slowest
-    simulated = min(microbatches, _ROUNDS * pp + microbatches % pp)
+        return microbatches * max(sum(one.values()) for one in durations)
     by_index = [[one[d, chunk] for d in (FORWARD, BACKWARD) for chunk in range(vpp)] for one in durations]
-    clock, ended = [0.0] * pp, [0.0] * (2 * pp * vpp * simulated)
-    for stage, index, own, before, message in _sequence(pp, vpp, simulated):
+    few = min(microbatches, _ROUNDS * pp + microbatches % pp)
+    seconds = _seconds(pp, vpp, few, by_index, transfer)
+    rounds = (microbatches - few) // pp
+    if not rounds:
+        return seconds
+    return seconds + rounds * (_seconds(pp, vpp, few + pp, by_index, transfer) - seconds)
+
+
+def _seconds(
+    pp: int, vpp: int, microbatches: int, durations: Sequence[Sequence[float]], transfer: float
+) -> float:
+    clock, ended = [0.0] * pp, [0.0] * (2 * pp * vpp * microbatches)
+    for stage, index, own, before, message in _sequence(pp, vpp, microbatches):
         begin = clock[stage]
         if before >= 0:
             ready = ended[before] + transfer if message else ended[before]
             begin = max(begin, ready)
-        clock[stage] = ended[own] = begin + by_index[stage][index]
-    seconds = max(clock)
-    bubble = 1.0 - simulated * sum(taken) / (seconds * pp) if seconds else 0.0
-    return bubble, seconds + (microbatches - simulated) * slowest
+        clock[stage] = ended[own] = begin + durations[stage][index]
+    return max(clock)
 
 
 @lru_cache(maxsize=128)

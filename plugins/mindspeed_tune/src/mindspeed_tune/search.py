@@ -279,19 +279,31 @@ class Search:
         """Run one rank of one candidate: that the command can be planned, and what a step of it computes."""
         known = self.journal.get(_FIRST, "model")
         if known is None:
-            # The fewest layers on a rank are built fastest.
-            candidate = max(candidates, key=lambda one: (one.size(PIPELINE), one.size(TENSOR), one.name))
+            known = self._first_record(candidates)
+            self.journal.put(_FIRST, "model", known)
+        self.model_flops, self.order = known["model_flops"], known["order"]
+        self.notes += [f"{name}: {reason}" for name, reason in known["incomplete"].items()]
+
+    def _first_record(self, candidates: Sequence[Candidate]) -> dict[str, Any]:
+        """Return what the first candidate that can be planned says of the model: a layout may be to blame."""
+        by_stages = {one.size(PIPELINE): one for one in sorted(candidates, key=lambda one: one.size(TENSOR))}
+        # The fewest layers on a rank are built fastest.
+        tried = [by_stages[stages] for stages in sorted(by_stages, reverse=True)]
+        for candidate in tried:
             command = candidate.command(self.command, self.flags)
-            with Ranks(command, process=self.process, reliefs=False) as ranks:
-                [record] = ranks.run([0])
-            known = {
+            try:
+                with Ranks(command, process=self.process, reliefs=False) as ranks:
+                    [record] = ranks.run([0])
+            except PlanError:
+                if candidate is tried[-1]:
+                    raise
+                continue
+            return {
                 "model_flops": record.sizes.get("model_flops", 0.0),
                 "order": record.layout.order,
                 "incomplete": dict(record.incomplete),
             }
-            self.journal.put(_FIRST, "model", known)
-        self.model_flops, self.order = known["model_flops"], known["order"]
-        self.notes += [f"{name}: {reason}" for name, reason in known["incomplete"].items()]
+        raise RuntimeError("there is no candidate")
 
     def _plan_the_best(self) -> None:
         """Plan the best candidates and the memory frontier, until those that lead are all planned."""
