@@ -49,11 +49,8 @@ def written(candidate):
 
 def drawn(chosen, algorithms, experts):
     """Return settings out of all values, whether they divide anything or not."""
-    tp, pp, cp = (
-        chosen.choice((1, 2, 3, 4, 6, 8)),
-        chosen.choice((1, 2, 3, 4, 5, 6)),
-        chosen.choice((1, 1, 2, 4)),
-    )
+    tp, pp = chosen.choice((1, 1, 2, 2, 3, 4, 6, 8)), chosen.choice((1, 1, 2, 2, 3, 4, 5, 6))
+    cp = chosen.choice((1, 1, 1, 2, 4))
     zero, overlap = chosen.random() < 0.7, chosen.random() < 0.5
     algorithm = chosen.choice(algorithms) if cp > 1 else None
     settings = {
@@ -64,7 +61,7 @@ def drawn(chosen, algorithms, experts):
         ALGORITHM: algorithm,
         INNER: 2 if "hybrid" in str(algorithm) else None,
         MICRO_BATCH: chosen.choice((1, 2, 4, 8)),
-        LAYERS_PER_CHUNK: chosen.choice((None, None, 1, 2, 3)),
+        LAYERS_PER_CHUNK: chosen.choice((None, None, None, 1, 2, 3)),
         ZERO: zero,
         GRADIENT_OVERLAP: overlap,
         PARAMETER_OVERLAP: overlap and zero,
