@@ -251,6 +251,16 @@ def test_layers_of_a_chunk_follow_from_one_and_two_of_them(runner):
             assert counted.work[name] == pytest.approx(numbers)
 
 
+def test_a_later_stage_whose_gradients_are_exchanged_behind_the_passes_is_planned(runner):
+    flags = f"{LAYOUT} --overlap-grad-reduce --overlap-param-gather --global-batch-size 16"
+    model = MODEL.replace("--num-layers 6", "--num-layers 8")
+    runner.command = read_command(f"mindspeed-train --fake-world-size 8 {model} {flags}".split(), {})
+    [last] = runner.run([4])
+    assert last.stage == 1
+    phases = {call.phase for call in last.calls if call.operation == "reduce_scatter_tensor"}
+    assert "gradients" in phases
+
+
 @pytest.mark.thorough
 def test_a_rank_that_hangs_is_ended_and_named(tmp_path):
     script = tmp_path / "hanging.py"
