@@ -114,14 +114,14 @@ class Cell:
         busiest = max(range(layout.pp), key=busy.__getitem__)
         communication = target.microbatches * sum(wait for _, wait in durations[busiest].values())
         total = pipeline + exposed + update
-        memory = max(
-            (self._memory(target, stage, hardware) for stage in {0, min(1, layout.pp - 1), layout.pp - 1}),
-            key=lambda one: one[0],
-        )
+        memory = [
+            self._memory(target, stage, hardware)
+            for stage in sorted({0, min(1, layout.pp - 1), layout.pp - 1})
+        ]
         flags, sizes = self._record(MIDDLE).flags, target
         peak = hardware.flops.get(str(flags.get("params_dtype")), hardware.flops["bfloat16"])
         mfu = sizes.model_flops / (total * layout.world_size * peak) if sizes.model_flops else None
-        needed, exact, categories = memory
+        _, exact, categories = max(memory, key=lambda one: one[1])
         return Estimate(
             seconds=total,
             compute=busy[busiest] - communication,
@@ -131,7 +131,7 @@ class Cell:
             update=update,
             bubble=1.0 - sum(busy) / (pipeline * layout.pp) if pipeline else 0.0,
             exact=exact,
-            needed=needed,
+            needed=max(needed for needed, _, _ in memory),
             categories=categories,
             mfu=mfu,
             source=COMPOSED,
