@@ -1,12 +1,11 @@
 """Rank layouts by predicted steps, and measure them: ``python benchmarks/tune_rank.py --processes 2``.
 
-A small GPT in every layout of a few processes, one thread each. The machine's numbers are fitted to one
-run of each
-dimension (``mindspeed-tune calibrate``) and judged on all other layouts. Beside them: microbenchmarks
-alone, and a
-model by formulas as earlier tuners have it (work by parameters, a bubble, a bandwidth). Rounds of the same
-measurement against each other bound what any prediction can reach. Where the machine has not as many free
-processors as processes, times mean nothing: the program says so and judges nothing.
+A small GPT in every layout of a few processes, one thread each. The machine's numbers are fitted to one run
+of each dimension (``mindspeed-tune calibrate``) and judged on all other layouts. Beside them: microbenchmarks
+alone, and a model by formulas as earlier tuners have it (work by parameters, a bubble, a bandwidth). Rounds
+of the same measurement against each other bound what any prediction can reach. Where the machine has not as
+many free processors as processes, times mean nothing: the program says so at once and ends with status 2,
+or, with ``--anyway``, runs without judging.
 """
 
 from __future__ import annotations
@@ -34,9 +33,13 @@ from mindspeed_tune.launch_command import read_command
 from mindspeed_tune.launch_plan import LaunchPlan, make_plan
 from mindspeed_tune.measure import Measured, Measuring
 from mindspeed_tune.search_report import rank_correlation
+from mindspeed_tune.threads import processors
+from mindspeed_tune.validity import Validity
 from mindspeed_tune.warm_process import WarmProcess
 
 LEAST_RANK, MOST_ERROR, MOST_LOST, MOST_BYTES = 0.85, 0.15, 0.05, 0.005
+EXACT_BYTES = 1024
+_FADING = 0.5
 MODEL = (
     "--num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 "
     "--vocab-size 1024 --make-vocab-size-divisible-by 128 --attention-dropout 0 --hidden-dropout 0 "
@@ -90,14 +93,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, help="layouts at most, for a try")
     parser.add_argument("--experts", action="store_true", help="a model with experts, and layouts of them")
     parser.add_argument("--print-only", action="store_true", help="do not write benchmarks/results")
+    parser.add_argument("--anyway", action="store_true", help="run also where nothing can be judged")
     chosen = parser.parse_args(arguments)
+    load = os.getloadavg()[0]
+    free = processors() - load
+    # The load of the last minute fades slowly.
+    enough = processors() >= chosen.processes and free + _FADING >= chosen.processes
+    if not enough:
+        print(
+            f"{chosen.processes} processes, {processors()} processors, load {load:.1f}: they would wait "
+            "for each other, and nothing is judged. Run it where so many processors are free, or with "
+            "--anyway to see that it runs",
+            flush=True,
+        )
+        if not chosen.anyway:
+            return 2
+    kind = f"{chosen.processes} processes{', experts' if chosen.experts else ''}"
     command = read_command(shlex.split(f"mindspeed-train --nproc {chosen.processes} {MODEL}"))
     tried = candidates(chosen.processes)
     if chosen.experts:
         command = read_command(shlex.split(f"mindspeed-train --nproc {chosen.processes} {MODEL} {EXPERTS}"))
         tried += [Candidate({**one.settings, EP: 2}) for one in tried if CP not in one.settings]
-    tried = tried[: chosen.most]
-    free = (os.cpu_count() or 1) - os.getloadavg()[0]
+    registry = Registry.discover()
+    validity = Validity(registry, command, "cpu")
+    tried = [one for one in tried if validity.args_of(one) is not None][: chosen.most]
+    for refused in validity.refused.values():
+        print(f"left out, {refused.count}: {refused.reason}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         calibrated = calibrate(
             command,
@@ -107,11 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             platform="cpu",
             target="fake",
             elsewhere=None,
-            say=print,
+            say=say,
         )
-    flags = known_flags(Registry.discover())
+    flags = known_flags(registry)
     with Journal(None, {}) as journal:
-        measuring = Measuring(command, flags, journal, limit=300.0, platform="cpu", say=print)
+        measuring = Measuring(command, flags, journal, limit=300.0, platform="cpu", say=say)
         measured = measuring.measure(tried, chosen.rounds, memory=True)
     names = [one.name for one in tried if not measured[one.name].failure]
     plans = {}
@@ -128,35 +149,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
 
     fitted = planned(calibrated.fit.hardware)
+    others = [one.name for one in tried if one.name in names and not calibrates(one)]
+    if len(others) < 3:
+        print(f"{len(others)} layouts besides those of the calibration: nothing to compare", flush=True)
+        return 2
+    exact = [name for name in names if all(kind.step.exact for kind in fitted[name].kinds)]
     found = {
         "layouts": len(names),
+        "judged_layouts": len(others),
+        "calibrated_by": sorted(calibrated.fit.errors),
+        "calibration_notes": list(calibrated.notes),
         "failed": {name: one.failure for name, one in measured.items() if one.failure},
         "load": os.getloadavg()[0],
         "free_processors": free,
         "rounds_against_each_other": between_rounds(measured, names),
-        "fitted": judged({name: plan.step.seconds for name, plan in fitted.items()}, measured, names),
+        "fitted": judged({name: plan.step.seconds for name, plan in fitted.items()}, measured, others),
         "microbenchmarks": judged(
-            {n: p.step.seconds for n, p in planned(calibrated.start).items()}, measured, names
+            {n: p.step.seconds for n, p in planned(calibrated.start).items()}, measured, others
         ),
-        "formulas": judged({one.name: by_formulas(one) for one in tried}, measured, names),
+        "formulas": judged({one.name: by_formulas(one) for one in tried}, measured, others),
         "bytes_off": {name: bytes_off(fitted[name], measured[name]) for name in names},
+        "exactly_planned": exact,
     }
-    enough = free >= chosen.processes
     for name, value in found.items():
         print(f"{name}: {value}")
-    if not enough:
-        print(f"{chosen.processes} processes on {free:.1f} free processors: nothing is judged")
     if not chosen.print_only:
-        kind = f"{chosen.processes} processes{', experts' if chosen.experts else ''}"
         update("tune_rank", {kind: {**found, "judged": enough}})
     one = found["fitted"]
     good = (
-        one["rank_correlation"] >= LEAST_RANK
+        (one["rank_correlation"] or 0.0) >= LEAST_RANK
         and one["median_error"] <= MOST_ERROR
         and one["lost_by_the_first"] <= MOST_LOST
         and max(map(abs, found["bytes_off"].values())) <= MOST_BYTES
+        and all(abs(found["bytes_off"][name] * (measured[name].peak or 0.0)) <= EXACT_BYTES for name in exact)
     )
-    return int(enough and not good)
+    if not enough:
+        print("nothing is judged: the processes waited for each other", flush=True)
+        return 2
+    print("within all bounds" if good else "a bound is missed", flush=True)
+    return int(not good)
+
+
+def say(text: str) -> None:
+    """Tell how far it is, at once also where output goes into a file."""
+    print(text, flush=True)
+
+
+def calibrates(candidate: Candidate) -> bool:
+    """Return whether a layout is one that the numbers are fitted to."""
+    settings = {name: value for name, value in candidate.settings.items() if name != "--micro-batch-size"}
+    fitted = ({}, {TP: 2, "--sequence-parallel": True}, {PP: 2}, {EP: 2})
+    return candidate.size("--micro-batch-size") == 1 and settings in fitted
 
 
 def judged(

@@ -282,6 +282,9 @@ class Feature:
     docs: ClassVar[str] = ""
     """``"package:relative/path.md"``: the feature's documentation page inside its package."""
     modes: ClassVar[Sequence[str]] = ("train", "inference")
+    trains_nothing: ClassVar[str] = ""
+    """Why it carries no proof: one sentence that says what it does in the place of a training. Such a feature
+    implements ``prepare_process`` alone, and ends the program there."""
     places_modules: ClassVar[bool] = False
     """The feature replaces modules or changes built instances: matching none of them is an error."""
     needs_open_session: ClassVar[bool] = False

@@ -41,6 +41,7 @@ def measure(report: Report) -> None:
 def planned_bytes(side: str, *, smoke: bool) -> float:
     """Return the planned bytes of tensors at the peak of a step, rounded up as an allocator does."""
     command = read_command(["mindspeed-train", *flags_for(side, smoke=smoke)], {})
-    with Ranks(command, kernels="" if smoke else "cuda") as ranks:
+    # The training's own platform would ask for the device; a dry run has the kernels of one.
+    with Ranks(command, platform="fake" if smoke else "fake-cuda") as ranks:
         plan = make_plan(command.text, ranks.run([0]))
     return plan.fullest.fullest.allocated

@@ -62,6 +62,9 @@ def command(name: str, everything: bool, proofs: bool, page: bool, platform: str
     if record.cls.verify:
         emit()
         print_labelled("proofs", _proof_line(record.cls.verify))
+    elif record.cls.trains_nothing:
+        emit()
+        print_labelled("proofs", f"none: {record.cls.trains_nothing}")
     emit()
     more = [] if everything else [f"mindspeed-features show {record.cls.name} --all: stages, patches, facts"]
     if record.cls.verify:
@@ -248,7 +251,8 @@ def _print_proofs(feature: type[Feature]) -> None:
         UserError: it declares none.
     """
     if not feature.verify:
-        raise UserError(f"the feature {feature.name} declares no proofs")
+        why = f": {feature.trains_nothing}" if feature.trains_nothing else ""
+        raise UserError(f"the feature {feature.name} declares no proofs{why}")
     print_heading(f"{feature.name}: {_proof_line(feature.verify)}")
     for scenario in feature.verify:
         print_section(scenario.name, _scenario(scenario))

@@ -78,6 +78,8 @@ def check_feature(feature: Any) -> list[str]:
         problems += [
             f"{attribute}: {item!r} is not a {kind.__name__}" for item in value if not isinstance(item, kind)
         ]
+    if not isinstance(feature.trains_nothing, str):
+        problems.append(f"trains_nothing: {feature.trains_nothing!r} is no sentence")
     if feature.fallback is not None and not isinstance(feature.fallback, Fallback):
         problems.append(f"fallback: {feature.fallback!r} is not a Fallback")
     problems += _formula_problems(feature)

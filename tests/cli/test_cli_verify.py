@@ -102,6 +102,16 @@ def test_a_feature_without_a_proof_is_a_failure(features, install):
 
 
 @pytest.mark.usefixtures("proofs")
+def test_a_feature_that_trains_nothing_is_left_out_with_its_reason(features, install):
+    install("pack-a", feature_source("thing-a", 'trains_nothing = "it prints a list and ends"'))
+
+    result = features("verify", "thing-a", "--platform", "cpu")
+
+    assert "thing-a (it prints a list and ends)" in result.output
+    assert "FAILED" not in result.output
+
+
+@pytest.mark.usefixtures("proofs")
 def test_proving_nothing_is_no_success(features, install):
     install("pack-a", feature_source("thing-a", 'verify = (Scenario("x", flags=(), platforms=("npu",)),)'))
 

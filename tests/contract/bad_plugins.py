@@ -31,6 +31,10 @@ def sound(name, **attributes):
 """
 
 FEATURES = """
+@hookimpl
+def ending(self):
+    raise SystemExit(0)
+
 DECLARATIONS = (
     HookApi("1.3"),
     sound("bad-nothing"),
@@ -50,6 +54,10 @@ DECLARATIONS = (
         patches=(Patch("torch:add", new="bad_features.declared:kept", reason="to see", kind="wrap"),),
     ),
     sound("bad-proofless", verify=()),
+    sound("bad-searching", verify=(), trains_nothing="it prints a list and ends", prepare_process=ending),
+    sound("bad-claim", verify=(), trains_nothing="it says so", train_step=ending, slots=("norm",)),
+    sound("bad-silent-claim", verify=(), trains_nothing="nothing"),
+    sound("bad-proved-claim", trains_nothing="it prints a list and ends", prepare_process=ending),
     sound("bad-idle-proof", verify=(Scenario("idle", flags=()),)),
     sound("bad-twice", verify=(Scenario("one", ("--bad-twice",)), Scenario("one", ("--bad-twice",)))),
     sound("bad-both-sides", verify=(Scenario("x", ("--bad-both-sides",), ("--bad-both-sides",)),)),
@@ -162,6 +170,7 @@ PAGE = (
     "--bad-conflict --bad-name --bad-hidden --bad-level --bad-patch --bad-proofless --bad-idle-proof "
     "--bad-twice --bad-both-sides --bad-same-feature --bad-resume --bad-filed --bad-flags --bad-leak "
     "--bad-environment --bad-attribute --bad-model --bad-proof --bad-quiet --bad-enabled --bad-presets "
+    "--bad-searching --bad-claim --bad-silent-claim --bad-proved-claim "
     "--bad-preset --bad-notes --bad-init --bad-before --bad-deaf --bad-unheard --bad-excused --bad-former"
 )
 

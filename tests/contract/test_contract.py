@@ -55,6 +55,10 @@ def checks(site):
         ("names-known[bad-name]", "did you mean 'bad-nothing'?"),
         ("patches-stated[bad-patch]", "its patch of torch:add does not say what it was written for"),
         ("proofs-stated[bad-proofless]", "it carries no proof"),
+        ("proofs-stated[bad-claim]", "it states that it trains nothing and ends no program"),
+        ("proofs-stated[bad-claim]", "has the stage train_step, the slot norm: carry a proof of it"),
+        ("proofs-stated[bad-silent-claim]", "trains_nothing = 'nothing' is no sentence"),
+        ("proofs-stated[bad-proved-claim]", "it carries proofs and states that it trains nothing"),
         ("proofs-stated[bad-idle-proof]", "the feature is not active"),
         ("proofs-stated[bad-twice]", "2 of its proofs are called 'one'"),
         ("proofs-stated[bad-both-sides]", "baseline: the feature is active"),
@@ -147,6 +151,11 @@ def test_what_is_sound_beside_bad_features_passes(checks):
     assert len(passed) == 11
     for check in passed:
         check()
+
+
+def test_a_feature_that_ends_the_program_instead_of_training_carries_no_proof(checks):
+    checks["proofs-stated[bad-searching]"]()
+    checks["resume-proved[bad-searching]"]()
 
 
 def test_a_proof_is_planned_with_its_files(checks):

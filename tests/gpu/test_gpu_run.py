@@ -262,3 +262,12 @@ def test_the_code_of_a_section_runs_on_cpu(section, tmp_path):
     assert found["machine"]["mindspeed-core"]
     assert found["rows"]
     assert not [row for row in found["rows"] if row["passed"] is False]
+
+
+@pytest.mark.parametrize(
+    "smoke", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["small", "with CUDA's kernels"]
+)
+def test_the_gpt_of_the_section_plan_is_planned_without_a_gpu(run, smoke):
+    section = importlib.import_module("planned_memory")
+    plain, fused = (section.planned_bytes(side, smoke=smoke) for side in (section.HOST, section.FUSED))
+    assert 0 < fused < plain

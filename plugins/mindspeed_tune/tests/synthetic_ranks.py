@@ -66,7 +66,10 @@ def run(layout, found, rank, microbatches, layers=0):
     stage = found[place]
     count = layers or sum(stage.layers.values())
     alive = in_flight(layout, place, microbatches)
-    kept = alive * (count * PER_LAYER + EMBEDDED)
+    of_chunk = count // layout.vpp
+    # The interleaved schedule keeps what a chunk has sent.
+    message = S * B * H * 2 // layout.tp if layout.vpp > 1 else 0
+    kept = alive * (of_chunk * PER_LAYER + EMBEDDED + message)
     peak = Peak(
         {
             "parameters": 2.0 * PARAMETERS,
@@ -75,7 +78,7 @@ def run(layout, found, rank, microbatches, layers=0):
             "activations": kept,
             "other": WORKING,
         },
-        {"TransformerLayer": alive * count * PER_LAYER, "LanguageModelEmbedding": alive * EMBEDDED},
+        {"TransformerLayer": alive * of_chunk * PER_LAYER, "LanguageModelEmbedding": alive * EMBEDDED},
         (LargeTensor(3_000_000, "activations", "decoder.layers.0.mlp", "aten.mm", ("mlp.py:80 (forward)",)),),
         "aten.mm",
         ("mlp.py:80 (forward)",),
@@ -86,9 +89,12 @@ def run(layout, found, rank, microbatches, layers=0):
     calls.append(Call(0, "reduce_scatter_tensor", 4 * PARAMETERS, "float32", phase="gradients"))
     work = {
         f"{chunk} {direction}": {
-            matrix_key("bfloat16", S, H, H): microbatches * count * (2 if direction == BACKWARD else 1) * 4.0,
-            "bytes": microbatches * count * 1e7,
-            "operators": microbatches * count * 30.0,
+            matrix_key("bfloat16", S, H, H): microbatches
+            * of_chunk
+            * (2 if direction == BACKWARD else 1)
+            * 4.0,
+            "bytes": microbatches * of_chunk * 1e7,
+            "operators": microbatches * of_chunk * 30.0,
         }
         for chunk in range(layout.vpp)
         for direction in (FORWARD, BACKWARD)

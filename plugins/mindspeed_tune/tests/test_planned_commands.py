@@ -15,6 +15,7 @@ from mindspeed_tune.extrapolate import whole
 from mindspeed_tune.launch_command import read_command
 from mindspeed_tune.launch_plan import make_plan
 from mindspeed_tune.summary import markdown
+from mindspeed_tune.warm_process import WarmProcess
 
 MODEL = (
     "--mock-data --num-layers 6 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --vocab-size 256 "
@@ -222,6 +223,52 @@ def test_an_interleaved_schedule_runs_in_the_order_of_the_timeline(runner):
         size = int(record.sizes["microbatch_group_size"])
         for run in record.runs:
             assert list(run.steps) == order(record.layout, record.stage, run.microbatches, size)
+
+
+@pytest.mark.thorough
+def test_layers_of_a_chunk_follow_from_one_and_two_of_them(runner):
+    flags = f"{LAYOUT} --num-layers-per-virtual-pipeline-stage 4 --global-batch-size 32"
+    model = MODEL.replace("--num-layers 6", "--num-layers 16")
+    runner.command = read_command(f"mindspeed-train --fake-world-size 8 {model} {flags}".split(), {})
+    few = runner.run([0, 4])
+    runner.exact_layers = True
+    try:
+        every = runner.run([0, 4])
+    finally:
+        runner.exact_layers = False
+    assert [run.layers for run in few[0].runs] == [{"dense": 2}, {"dense": 2}, {"dense": 4}]
+    assert [run.layers for run in every[0].runs] == [{}, {}]
+    one, other = (make_plan(("train",), records) for records in (few, every))
+    assert one.order.differences == ()
+    for short, long in zip(one.stages(), other.stages(), strict=True):
+        assert short.exact == pytest.approx(long.exact, rel=0.005)
+    for short, long in zip(few, every):
+        counted, expected = whole(short), whole(long)
+        assert counted.traffic.keys() == expected.traffic.keys()
+        for key, (calls, size) in expected.traffic.items():
+            assert counted.traffic[key] == pytest.approx((calls, size))
+        for name, numbers in expected.work.items():
+            assert counted.work[name] == pytest.approx(numbers)
+
+
+def test_a_later_stage_whose_gradients_are_exchanged_behind_the_passes_is_planned(runner):
+    flags = f"{LAYOUT} --overlap-grad-reduce --overlap-param-gather --global-batch-size 16"
+    model = MODEL.replace("--num-layers 6", "--num-layers 8")
+    runner.command = read_command(f"mindspeed-train --fake-world-size 8 {model} {flags}".split(), {})
+    [last] = runner.run([4])
+    assert last.stage == 1
+    phases = {call.phase for call in last.calls if call.operation == "reduce_scatter_tensor"}
+    assert "gradients" in phases
+
+
+@pytest.mark.thorough
+def test_a_rank_that_hangs_is_ended_and_named(tmp_path):
+    script = tmp_path / "hanging.py"
+    script.write_text("import threading\nthreading.Event().wait()\n", encoding="utf-8")
+    command = read_command(["python", str(script)], {})
+    with WarmProcess(limit=1.0) as process, Ranks(command, process=process) as ranks:
+        with pytest.raises(PlanError, match="rank 0 could not be planned: it hangs: no record after 1 s"):
+            ranks.run([0])
 
 
 KERNELS = "--use-flash-attn --use-fused-rmsnorm --use-fused-swiglu --use-fused-rotary-pos-emb"

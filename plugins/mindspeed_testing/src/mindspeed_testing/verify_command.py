@@ -62,7 +62,7 @@ def command(
     must be the same.
 
     Proofs that do not apply to the platform are left out and named. Exit status 1 when a proof fails, when a
-    feature carries none, and when nothing was proved.
+    feature carries none though it trains, and when nothing was proved.
     """
     from mindspeed_core.platforms.selection import choose_platform
     from mindspeed_core.registry import Registry
@@ -114,7 +114,9 @@ def _prove(
     from mindspeed_testing.verify import Verdict, verify
 
     for feature in features:
-        if not feature.verify:
+        if feature.trains_nothing:
+            left_out.append(f"{feature.name} ({feature.trains_nothing})")
+        elif not feature.verify:
             reason = (
                 "carries no scenario; a feature without a proof is not trusted. Add Scenario(...) to verify"
             )

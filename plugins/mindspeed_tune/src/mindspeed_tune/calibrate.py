@@ -26,7 +26,7 @@ from mindspeed_tune.candidate import (
 from mindspeed_tune.driver import Ranks
 from mindspeed_tune.extrapolate import whole
 from mindspeed_tune.fit import Fit, Known, fit
-from mindspeed_tune.hardware import Hardware
+from mindspeed_tune.hardware import ONE_RANK, Hardware
 from mindspeed_tune.journal import Journal
 from mindspeed_tune.kinds import kinds_of
 from mindspeed_tune.launch_command import LaunchCommand
@@ -246,7 +246,7 @@ def hardware_file(found: Calibration, command: Sequence[str]) -> str:
     }
     several = any(name != "data parallel" for name in found.runs)
     sources = {key: looped if of in unconstrained else fitted for key, of in keys.items()}
-    sources["links.within_node"] = looped if several else "assumed: one rank sends nothing"
+    sources["links.within_node"] = looped if several else ONE_RANK
     sources["device.memory"] = "what the platform reports"
     other = "device.bf16" if found.dtype == "float32" else "device.fp32"
     sources[other] = f"assumed: the runs compute in {found.dtype}"
@@ -290,6 +290,11 @@ def hardware_file(found: Calibration, command: Sequence[str]) -> str:
         f'context = "{one.context:.0f} B"',
         f'per_group = "{one.per_group:.0f} B"',
         "",
+        *(
+            ()
+            if found.trusted
+            else ("[calibration]", f"untrusted = {json.dumps('; '.join(found.notes))}", "")
+        ),
         "[sources]",
         *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in sources.items()),
         "",

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from mindspeed_megatron.instruments.call_order import POINT_TO_POINT
@@ -18,9 +17,10 @@ from mindspeed_tune.estimate import COMPOSED, Estimate
 from mindspeed_tune.hardware import Hardware
 from mindspeed_tune.layout import Layout
 from mindspeed_tune.other_layout import Along, along, placed
+from mindspeed_tune.pipeline_time import pipeline_seconds
 from mindspeed_tune.record import Group, RankRecord
 from mindspeed_tune.roofline import communication_seconds, seconds
-from mindspeed_tune.schedules import BACKWARD, FORWARD, Step, in_flight, order
+from mindspeed_tune.schedules import BACKWARD, FORWARD, in_flight
 from mindspeed_tune.small_pipeline import (
     FIRST,
     LAST,
@@ -34,7 +34,6 @@ from mindspeed_tune.small_pipeline import (
     work_between,
 )
 from mindspeed_tune.step_plan import UPDATE_BYTES
-from mindspeed_tune.timeline import simulate
 
 WHOLE = 3
 """A stage that has embedding and head: the only one of a model without a pipeline."""
@@ -44,8 +43,6 @@ _MADE_OF: dict[int, tuple[tuple[int, int], ...]] = {
     LAST: ((LAST, 1),),
 }
 _MADE_OF[WHOLE] = ((FIRST, 1), (LAST, 1), (MIDDLE, -1))
-_ROUNDS = 2
-"""Times the pipeline size: from so many micro-batches on every further one takes as long as the last."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +77,7 @@ class Cell:
     parts: Mapping[int, tuple[Part, ...]]
     _groups: dict[tuple[int, int], Along] = field(default_factory=dict)
     _durations: dict[Any, tuple[float, float]] = field(default_factory=dict)
+    _known: dict[Any, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, records: Mapping[int, Sequence[RankRecord]]) -> Cell:
@@ -100,7 +98,9 @@ class Cell:
         stages = [self._stage(target, stage) for stage in range(layout.pp)]
         durations = [self._of_stage(target, stage, hardware) for stage in range(layout.pp)]
         taken = [{step: total for step, (total, _) in one.items()} for one in durations]
-        timeline, pipeline = _pipeline(target, taken, self._transfer(target, hardware))
+        pipeline = pipeline_seconds(
+            layout.pp, layout.vpp, target.microbatches, taken, self._transfer(target, hardware)
+        )
         exposed = max(self._exchange(target, kind, stage, hardware, "gradients") for stage, kind in stages)
         updates = (
             self._exchange(target, kind, stage, hardware, "update") + self._update(target, kind, hardware)
@@ -114,14 +114,14 @@ class Cell:
         busiest = max(range(layout.pp), key=busy.__getitem__)
         communication = target.microbatches * sum(wait for _, wait in durations[busiest].values())
         total = pipeline + exposed + update
-        memory = max(
-            (self._memory(target, stage, hardware) for stage in {0, min(1, layout.pp - 1), layout.pp - 1}),
-            key=lambda one: one[0],
-        )
+        memory = [
+            self._memory(target, stage, hardware)
+            for stage in sorted({0, min(1, layout.pp - 1), layout.pp - 1})
+        ]
         flags, sizes = self._record(MIDDLE).flags, target
         peak = hardware.flops.get(str(flags.get("params_dtype")), hardware.flops["bfloat16"])
         mfu = sizes.model_flops / (total * layout.world_size * peak) if sizes.model_flops else None
-        needed, exact, categories = memory
+        _, exact, categories = max(memory, key=lambda one: one[1])
         return Estimate(
             seconds=total,
             compute=busy[busiest] - communication,
@@ -129,9 +129,9 @@ class Cell:
             waiting=pipeline - busy[busiest],
             gradients=exposed,
             update=update,
-            bubble=1.0 - sum(busy) / (pipeline * layout.pp) if pipeline else timeline,
+            bubble=1.0 - sum(busy) / (pipeline * layout.pp) if pipeline else 0.0,
             exact=exact,
-            needed=needed,
+            needed=max(needed for needed, _, _ in memory),
             categories=categories,
             mfu=mfu,
             source=COMPOSED,
@@ -187,6 +187,14 @@ class Cell:
         self, part: int, direction: str, layers: int, microbatches: int, size: int, hardware: Hardware
     ) -> float:
         """Return the seconds of the operators of one pass."""
+        key = (part, direction, layers, microbatches, size, hardware.path)
+        if key not in self._known:
+            self._known[key] = self._operators(part, direction, layers, microbatches, size, hardware)
+        return self._known[key]
+
+    def _operators(
+        self, part: int, direction: str, layers: int, microbatches: int, size: int, hardware: Hardware
+    ) -> float:
         sizes = tuple(self.parts)
         works = {one: self.parts[one][part].work(direction, layers, microbatches) for one in sizes}
         if size not in sizes and len(sizes) > 1:
@@ -246,6 +254,12 @@ class Cell:
 
     def _exchange(self, target: Target, kind: int, stage: int, hardware: Hardware, wanted: str) -> float:
         """Return the seconds of what is exchanged once a step."""
+        key = (target.layout, target.layers, kind, stage, wanted, hardware.path)
+        if key not in self._known:
+            self._known[key] = self._exchanged(target, kind, stage, hardware, wanted)
+        return self._known[key]
+
+    def _exchanged(self, target: Target, kind: int, stage: int, hardware: Hardware, wanted: str) -> float:
         total = 0.0
         for part, sign in _MADE_OF[kind]:
             found = next(iter(self.parts.values()))[part]
@@ -399,27 +413,6 @@ class Cell:
         if stage is None:
             stage = min(record.stage, layout.pp - 1)
         return replace(given, ranks=placed(way, record, given, layout, layout.rank({"pp": stage})))
-
-
-@lru_cache(maxsize=512)
-def _orders(layout: Layout, microbatches: int) -> tuple[tuple[Step, ...], ...]:
-    return tuple(tuple(order(layout, stage, microbatches)) for stage in range(layout.pp))
-
-
-def _pipeline(
-    target: Target, durations: Sequence[Mapping[tuple[str, int], float]], transfer: float
-) -> tuple[float, float]:
-    """Return the bubble of the first micro-batches, and the seconds of the whole pipeline.
-
-    Once every stage is busy each further micro-batch takes as long as the slowest stage.
-    """
-    layout, microbatches = target.layout, target.microbatches
-    slowest = max(sum(one.values()) for one in durations)
-    if layout.pp == 1:
-        return 0.0, microbatches * slowest
-    simulated = min(microbatches, _ROUNDS * layout.pp + microbatches % layout.pp)
-    timeline = simulate(_orders(layout, simulated), durations, transfer)
-    return timeline.bubble, timeline.seconds + (microbatches - simulated) * slowest
 
 
 __all__ = ["Cell", "NotComposable", "Target"]

@@ -23,8 +23,8 @@ class Estimate:
         gradients: seconds of the exchange of gradients that nothing hides.
         update: seconds of the update.
         bubble: share of all stages' time in which they wait.
-        exact: bytes of tensors on the fullest rank at its peak.
-        needed: bytes that its device must have.
+        exact: bytes of tensors at the peak of the rank that has most.
+        needed: bytes that the device must have that needs most.
         categories: bytes of that peak by category.
         mfu: share of the devices' peak; None where the operations of the model are not known.
         source: ``composed`` of dry runs of a smaller pipeline, or ``planned`` by its own.
@@ -75,7 +75,8 @@ class Estimate:
 
 def estimate_of(plan: LaunchPlan) -> Estimate:
     """Return the numbers of a candidate's own plan, which was made with a hardware file."""
-    step, memory = plan.step, plan.fullest.fullest
+    # With little in it, groups and rounding may make another device the one that needs most.
+    step, memory = plan.step, max(plan.stages(), key=lambda one: one.exact)
     assert step.seconds is not None
     return Estimate(
         seconds=step.seconds,
@@ -86,7 +87,7 @@ def estimate_of(plan: LaunchPlan) -> Estimate:
         update=step.update,
         bubble=step.timeline.bubble,
         exact=memory.exact,
-        needed=memory.needed,
+        needed=plan.fullest.fullest.needed,
         categories=dict(memory.categories),
         mfu=step.mfu,
         source=PLANNED,

@@ -79,6 +79,9 @@ class AutoSettings(Feature):
         Flag("--tune-trials", type=int, default=30, help="Layouts that --auto-settings plans by dry runs."),
     )
     modes = ("train",)
+    trains_nothing = (
+        "it searches for layouts, prints the best ones and ends the program before a training begins"
+    )
     docs = "mindspeed_tune:docs/auto-settings.md"
     fake_tensors: ClassVar[bool | None] = True
     affects_checkpoint = False

@@ -52,9 +52,12 @@ _KEYS: dict[str, dict[str, str]] = {
     },
     "efficiency": {"matrix": "share", "attention": "share", "memory": "share", "links": "share"},
     "reserved": {"context": "bytes", "per_group": "bytes"},
+    "calibration": {"untrusted": "text"},
     "sources": {},
     "unverified": {},
 }
+ONE_RANK = "assumed: one rank sends nothing"
+"""Source of the links in a file that was calibrated with one rank."""
 _REQUIRED = (("device", "name"), ("device", "memory"), ("device", "bf16"), ("device", "memory_bandwidth"))
 
 
@@ -82,6 +85,7 @@ class Hardware:
         sources: where the numbers come from, by key.
         unverified: keys whose numbers are assumed, or quoted without a measurement.
         path: the file.
+        untrusted: why rankings by these numbers are not to be trusted; empty where they are.
     """
 
     name: str
@@ -103,6 +107,7 @@ class Hardware:
     sources: Mapping[str, str]
     unverified: tuple[str, ...]
     path: str = ""
+    untrusted: str = ""
 
     def bandwidth(self, crosses_nodes: bool) -> float:
         """Return the bytes per second that collectives reach."""
@@ -189,13 +194,14 @@ def _checked(found: Mapping[str, Any], path: str) -> Hardware:
         sources=_texts(path, found.get("sources", {})),
         unverified=_listed(path, found.get("unverified", {})),
         path=path,
+        untrusted=values.get("calibration.untrusted", ""),
     )
 
 
 def _value(path: str, key: str, kind: str, value: Any) -> Any:
     if kind == "text":
         if not isinstance(value, str) or not value:
-            raise _wrong(path, key, f"is {value!r}; give a name in quotes")
+            raise _wrong(path, key, f"is {value!r}; give a text in quotes")
         return value
     if kind in ("count", "share"):
         if isinstance(value, bool) or not isinstance(value, int if kind == "count" else (int, float)):

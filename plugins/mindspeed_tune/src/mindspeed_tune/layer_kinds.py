@@ -65,31 +65,42 @@ def exact_because(config: Any, chunks: Sequence[Any]) -> str:
     return ""
 
 
-def counts(config: Any, chunks: Sequence[Any]) -> dict[str, int]:
-    """Return the number of layers of each kind that a rank has."""
-    found: dict[str, int] = {}
-    for block in _blocks(chunks):
-        for kind in _kinds_in(config, block):
-            found[kind] = found.get(kind, 0) + 1
+def counts(config: Any, chunks: Sequence[Any]) -> list[dict[str, int]]:
+    """Return the number of layers of each kind that every chunk of a rank has."""
+    found: list[dict[str, int]] = []
+    for chunk in chunks:
+        held: dict[str, int] = {}
+        for block in _blocks([chunk]):
+            for kind in _kinds_in(config, block):
+                held[kind] = held.get(kind, 0) + 1
+        found.append(held)
     return found
 
 
-def variants(whole: Mapping[str, int], chunks: int) -> list[dict[str, int]]:
-    """Return the numbers of layers to run: one of each kind, then another one of each kind in turn.
+def variants(chunks: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
+    """Return the layers of a rank to run: one of each kind in every chunk, then another one of each in turn.
 
-    With several chunks on a rank each keeps its layers: how many of a kind a chunk has would not be one.
+    Chunks that differ in the layers they have keep all of them: how many run would not be one number.
+
+    Args:
+        chunks: layers of each kind that every chunk has.
+
+    Returns:
+        Layers of each kind in all chunks together; empty for all layers.
     """
-    if chunks > 1 or all(count <= 2 for count in whole.values()):
+    whole, *others = chunks
+    if any(chunk != whole for chunk in others) or all(count <= 2 for count in whole.values()):
         return [{}]
-    base = dict.fromkeys(whole, 1)
-    return [base, *({**base, kind: 2} for kind, count in whole.items() if count > 1)]
+    base = dict.fromkeys(whole, len(chunks))
+    return [base, *({**base, kind: 2 * len(chunks)} for kind, count in whole.items() if count > 1)]
 
 
 @contextmanager
 def only_layers(config: Any, chunks: Sequence[Any], layers: Mapping[str, int]) -> Iterator[list[Any]]:
     """Run only some layers of each kind inside the context; yield the parameters of the others.
 
-    All of them stay built, so that what a rank keeps is what it keeps. No number runs all layers.
+    All of them stay built, so that what a rank keeps is what it keeps. No number runs all layers; otherwise
+    every chunk runs its share.
     """
     import torch
 
@@ -97,7 +108,7 @@ def only_layers(config: Any, chunks: Sequence[Any], layers: Mapping[str, int]) -
     skipped: list[Any] = []
     try:
         for block in _blocks(chunks) if layers else ():
-            left, kept = dict(layers), []
+            left, kept = {kind: count // len(chunks) for kind, count in layers.items()}, []
             for kind, layer in zip(_kinds_in(config, block), block.layers):
                 if left.get(kind, 0):
                     left[kind] -= 1

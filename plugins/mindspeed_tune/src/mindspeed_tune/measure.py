@@ -244,7 +244,7 @@ def check_processors(world_size: int) -> str:
     Raises:
         UserError: there are more processes than processors.
     """
-    from mindspeed_tune.search import processors
+    from mindspeed_tune.threads import processors
 
     count, load = processors(), os.getloadavg()[0]
     if world_size > count:

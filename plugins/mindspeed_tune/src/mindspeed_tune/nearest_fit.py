@@ -58,7 +58,35 @@ def nearest_fit(record: RankRecord, memory: MemoryPlan, devices: int) -> tuple[C
     return nearest, smallest
 
 
-def _candidates(record: RankRecord, memory: MemoryPlan, devices: int) -> Iterator[Candidate]:
+def nearest_beyond(
+    record: RankRecord, memory: MemoryPlan, devices: int
+) -> tuple[Candidate | None, Candidate]:
+    """Return the nearest layout of more ranks that fits, and the smallest one of them, as `nearest_fit` does.
+
+    For launches of which every layout was tried on as many ranks as there are. The ranks double; the batch
+    stays, so that it must still divide.
+    """
+    layout, batch = record.layout, int(record.sizes.get("global_batch_size", 0))
+    found: list[Candidate] = []
+    for world in (layout.world_size * 2**power for power in range(1, _DOUBLINGS + 1)):
+        for one in _candidates(record, memory, devices, world):
+            replicas = world // (one.tp * one.pp * one.cp)
+            if one.world_size == world and not (batch and batch % replicas):
+                found.append(one)
+        fitting = [one for one in found if one.needed <= (memory.capacity or 0.0)]
+        if fitting:
+            return min(fitting, key=lambda one: _distance(record, one)), fitting[0]
+    smallest = min(
+        found or _candidates(record, memory, devices), key=lambda one: (one.needed, one.world_size)
+    )
+    return None, smallest
+
+
+_DOUBLINGS = 6
+"""Times that the ranks are doubled in search of a layout that fits."""
+
+
+def _candidates(record: RankRecord, memory: MemoryPlan, devices: int, least: int = 0) -> Iterator[Candidate]:
     layout = record.layout
     layers = sum(sum(stage.layers.values()) for stage in record.stages)
     heads = int(record.sizes.get("num_attention_heads", layout.tp))
@@ -67,7 +95,7 @@ def _candidates(record: RankRecord, memory: MemoryPlan, devices: int) -> Iterato
         for pp in _doubled(layout.pp, layers):
             for cp in _doubled(layout.cp, 64):
                 for full in sorted({recomputed, True}):
-                    world = max(layout.world_size, tp * pp * cp)
+                    world = max(layout.world_size, tp * pp * cp, least)
                     if world % (tp * pp * cp):
                         continue
                     needed = _needed(record, memory, tp, pp, cp, full, world)

@@ -13,7 +13,8 @@ import os
 import selectors
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -72,10 +73,16 @@ def _serve(parallel: int) -> Iterator[dict[str, Any]]:
         while waiting and len(children) < parallel:
             job = waiting.pop(0)
             pid, result, output = _fork(job)
-            children[pid] = {"job": job, "open": 2, "result": b"", "output": b""}
+            children[pid] = {
+                "job": job,
+                "open": 2,
+                "result": b"",
+                "output": b"",
+                "until": time.monotonic() + (job.get("limit") or float("inf")),
+            }
             watch.register(result, selectors.EVENT_READ, (pid, "result"))
             watch.register(output, selectors.EVENT_READ, (pid, "output"))
-        for key, _ in watch.select():
+        for key, _ in watch.select(_end_late_ones(children)):
             text = os.read(key.fd, 1 << 16)
             if key.data is None:
                 if not text:
@@ -98,6 +105,18 @@ def _serve(parallel: int) -> Iterator[dict[str, Any]]:
             if child["open"] == 0:
                 _, status = os.waitpid(pid, 0)
                 yield _outcome(children.pop(pid), status)
+
+
+def _end_late_ones(children: Mapping[int, dict[str, Any]]) -> float | None:
+    """End ranks that take longer than their limit; return the seconds to the next limit, None without one."""
+    now = time.monotonic()
+    for pid, child in children.items():
+        if child["until"] <= now:
+            child["until"] = float("inf")
+            child["late"] = True
+            os.kill(pid, signal.SIGKILL)
+    first = min((child["until"] for child in children.values()), default=float("inf"))
+    return None if first == float("inf") else first - now
 
 
 def _fork(job: dict[str, Any]) -> tuple[int, int, int]:
@@ -132,7 +151,10 @@ def _outcome(child: dict[str, Any], status: int) -> dict[str, Any]:
         found = json.loads(child["result"])
     except ValueError:
         code = os.waitstatus_to_exitcode(status)
-        found = {"kind": "failed", "text": f"its process ended with status {code}"}
+        text = f"its process ended with status {code}"
+        if child.get("late"):
+            text = f"it hangs: no record after {child['job']['limit']:g} s"
+        found = {"kind": "failed", "text": text}
     job, told = child["job"], child["output"].decode(errors="replace")
     return {**found, "rank": job["rank"], "job": job["job"], "output": told}
 

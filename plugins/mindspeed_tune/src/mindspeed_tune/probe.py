@@ -213,7 +213,7 @@ class Probe:
         reason = layer_kinds.exact_because(config, chunks)
         wanted: list[dict[str, int]] = [{}]
         if not self.options.exact_layers and not reason:
-            wanted = layer_kinds.variants(layer_kinds.counts(config, chunks), len(chunks))
+            wanted = layer_kinds.variants(layer_kinds.counts(config, chunks))
         first, *others = wanted
         found = [(number, first) for number in numbers] + [(numbers[-1], layers) for layers in others]
         return found[:1] if self.options.only_order else found
@@ -373,6 +373,9 @@ def _gradients_ready(model: list[Any], skipped: list[Any]) -> None:
         if not getattr(getattr(chunk, "ddp_config", None), "overlap_grad_reduce", False):
             continue
         for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
+            if group.grad_reduce_handle is not None:
+                # A pipeline's later stages begin their reductions together, and wait for no parameter.
+                continue
             # megatron-core before 0.16 keeps a set of the parameters that are ready, and no counts.
             counts = getattr(group, "per_param_grad_ready_counts", None)
             ready = group.params_with_grad if counts is None else counts

@@ -107,7 +107,7 @@ class Run:
 
     Attributes:
         microbatches: how many.
-        layers: layers of each kind that ran; empty for all of them.
+        layers: layers of each kind that ran, in all chunks together; empty for all of them.
         in_flight: micro-batches (chunks of them, with interleaving) whose activations were alive at once.
         peak: of memory.
         calls: all communication, in order.

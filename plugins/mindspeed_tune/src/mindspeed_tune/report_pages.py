@@ -163,6 +163,15 @@ def sections(report: Mapping[str, Any]) -> Iterator[Section]:
         headers=("layout", "step", "memory"),
         rows=[(one["name"], duration(one["seconds"]), size(one["needed"])) for one in report["pareto"]],
     )
+    if report.get("only_measured"):
+        yield Section(
+            "Measured alone: no dry run plans what is active in them",
+            headers=("layout", "step", "spread", "command"),
+            rows=[
+                (one["name"], duration(one["measured"]), percent(one["spread"]), one["start"])
+                for one in report["only_measured"]
+            ],
+        )
     yield from _more(report)
     yield from _trust(report)
     if report["refused"] or report["unranked"]:
@@ -239,6 +248,12 @@ def _trust(report: Mapping[str, Any]) -> Iterator[Section]:
             f"{one['bytes']['median']:.2%} (at most {one['bytes']['most']:.2%}), seconds by "
             f"{one['seconds']['median']:.2%} (at most {one['seconds']['most']:.2%})."
         )
+    if one.get("families"):
+        lines.append(
+            f"{one['checked']} of {one['families']} cells of composed layouts were checked by a dry run of a "
+            "member: all of those near the front."
+        )
+    lines += one.get("direct", [])
     one = report["prediction"]
     if one is not None:
         ranks = one["rank_correlation"]

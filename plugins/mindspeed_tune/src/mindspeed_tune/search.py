@@ -6,7 +6,6 @@ of the candidate itself corrects, and how far the two were apart is part of the 
 
 from __future__ import annotations
 
-import os
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,14 +28,20 @@ from mindspeed_tune.launch_command import TRAIN, LaunchCommand
 from mindspeed_tune.launch_plan import make_plan
 from mindspeed_tune.layout import ORDER, RANKS_PER_NODE
 from mindspeed_tune.layout_space import Model, layouts
+from mindspeed_tune.nothing_fits import nothing_fits
 from mindspeed_tune.small_pipeline import NotComposable
 from mindspeed_tune.space_file import Space
 from mindspeed_tune.threads import waiting_threads
+from mindspeed_tune.trust import Family, Trust, family_of
 from mindspeed_tune.validity import Validity
 from mindspeed_tune.warm_process import PlanError, WarmProcess
 
-BYTES_APART, SECONDS_APART = 0.005, 0.03
-"""Distances of a composed number from the candidate's own plan that are expected."""
+SHOWN = 20
+"""Candidates of a report."""
+_NEAR = 1.1
+"""Times the fastest step: cells whose fastest member is composed to be slower are not checked."""
+_NEARLY = 1.05
+"""Times the memory of a device: what is composed to need more is believed not to fit."""
 _PLAN, _FIRST = "plan", "first"
 
 
@@ -55,19 +60,16 @@ class Ranked:
     composed: Estimate | None = None
 
     @property
-    def apart(self) -> tuple[float, float] | None:
-        """Return how far composition was off, in bytes and seconds; None where one of the two is missing."""
-        if self.composed is None or self.estimate.source != PLANNED:
-            return None
-        return (
-            self.composed.exact / self.estimate.exact - 1,
-            self.composed.seconds / self.estimate.seconds - 1,
-        )
+    def planned(self) -> bool:
+        """Return whether the numbers are those of its own dry run."""
+        return self.estimate.source == PLANNED
 
 
 @dataclass
 class Search:
     """A search for the layouts of one command.
+
+    What a dry run cannot plan, but a short run measures, is in ``only_measured``.
 
     Attributes:
         command: the user's.
@@ -107,6 +109,8 @@ class Search:
         self.command = replace(self.command, ranks_per_node=self.per_node)
         self._args: dict[str, Any] = {}
         self._cells: dict[CellKey, Cell] = {}
+        self.trust = Trust()
+        self.only_measured: list[Candidate] = []
         self.model_flops, self.order = 0.0, ORDER
 
     def run(self) -> list[Ranked]:
@@ -122,12 +126,15 @@ class Search:
         self._plan_the_best()
         found = self.best()
         if not found:
-            raise UserError(self._nothing_fits())
+            raise UserError(nothing_fits(self))
         return found
 
     def best(self) -> list[Ranked]:
-        """Return what fits and can run, fastest first; equal ones by name."""
-        fitting = [one for one in self.ranked.values() if self._may_run(one)]
+        """Return what fits and can run, fastest first; equal ones by name.
+
+        Composed numbers of a cell count until a dry run of a member says otherwise.
+        """
+        fitting = [one for one in self.ranked.values() if self._may_run(one) and self._counts(one)]
         return sorted(fitting, key=lambda one: (one.estimate.seconds, one.candidate.name))
 
     def frontier(self) -> list[Ranked]:
@@ -272,19 +279,31 @@ class Search:
         """Run one rank of one candidate: that the command can be planned, and what a step of it computes."""
         known = self.journal.get(_FIRST, "model")
         if known is None:
-            # The fewest layers on a rank are built fastest.
-            candidate = max(candidates, key=lambda one: (one.size(PIPELINE), one.size(TENSOR), one.name))
+            known = self._first_record(candidates)
+            self.journal.put(_FIRST, "model", known)
+        self.model_flops, self.order = known["model_flops"], known["order"]
+        self.notes += [f"{name}: {reason}" for name, reason in known["incomplete"].items()]
+
+    def _first_record(self, candidates: Sequence[Candidate]) -> dict[str, Any]:
+        """Return what the first candidate that can be planned says of the model: a layout may be to blame."""
+        by_stages = {one.size(PIPELINE): one for one in sorted(candidates, key=lambda one: one.size(TENSOR))}
+        # The fewest layers on a rank are built fastest.
+        tried = [by_stages[stages] for stages in sorted(by_stages, reverse=True)]
+        for candidate in tried:
             command = candidate.command(self.command, self.flags)
-            with Ranks(command, process=self.process, reliefs=False) as ranks:
-                [record] = ranks.run([0])
-            known = {
+            try:
+                with Ranks(command, process=self.process, reliefs=False) as ranks:
+                    [record] = ranks.run([0])
+            except PlanError:
+                if candidate is tried[-1]:
+                    raise
+                continue
+            return {
                 "model_flops": record.sizes.get("model_flops", 0.0),
                 "order": record.layout.order,
                 "incomplete": dict(record.incomplete),
             }
-            self.journal.put(_FIRST, "model", known)
-        self.model_flops, self.order = known["model_flops"], known["order"]
-        self.notes += [f"{name}: {reason}" for name, reason in known["incomplete"].items()]
+        raise RuntimeError("there is no candidate")
 
     def _plan_the_best(self) -> None:
         """Plan the best candidates and the memory frontier, until those that lead are all planned."""
@@ -305,15 +324,18 @@ class Search:
                         self.validity.refuse(candidate, str(error))
                         self.ranked.pop(candidate.name, None)
                         self.unranked.pop(candidate.name, None)
+        self._set_aside()
         if self.is_over():
             self.notes.append("the budget ended before every leading candidate had its own dry run")
 
     def take(self, candidate: Candidate, estimate: Estimate) -> Ranked:
-        """Take over the numbers of a candidate's own dry run, and correct those of its cell by them."""
+        """Take over the numbers of a candidate's own dry run, and judge its cell by them."""
         before = self.ranked.get(candidate.name)
         composed = None if before is None else before.composed
         found = self.ranked[candidate.name] = Ranked(candidate, estimate, composed)
         self.unranked.pop(candidate.name, None)
+        if composed is not None:
+            self.trust.note(candidate, composed, estimate)
         return found
 
     def leading(self) -> list[Candidate]:
@@ -324,11 +346,35 @@ class Search:
         )
         found = [one.candidate for one in corrected[: self.trials]]
         found += [one.candidate for one in self.frontier()[: self.trials // 3]]
+        found += self._unchecked()
         # Of those that nothing is known about, the ones with the least splitting first.
         rest = sorted(self.unranked, key=lambda name: (len(name), name))
         by_name = {one.name: one for one in self._unranked_candidates()}
         found += [by_name[name] for name in rest if name in by_name][: self.trials]
         return list({one.name: one for one in found}.values())
+
+    def _unchecked(self) -> list[Candidate]:
+        """Return the best member of every cell that nothing but composition has put near the front."""
+        best = self.best()
+        fastest = best[0].estimate.seconds if best else float("inf")
+        # What is a little too large by composition may fit.
+        almost = sorted(
+            (one for one in self.ranked.values() if not self._may_run(one) and self._nearly_fits(one)),
+            key=lambda one: (one.estimate.needed, one.candidate.name),
+        )
+        found: dict[Family, Candidate] = {}
+        for place, one in enumerate((*best, *almost)):
+            near = place < SHOWN or one.estimate.seconds <= _NEAR * fastest
+            if near and not self.trust.is_checked(one.candidate):
+                found.setdefault(family_of(one.candidate), one.candidate)
+        return list(found.values())
+
+    def _set_aside(self) -> None:
+        """Leave candidates out of the ranking whose composed numbers do not count."""
+        for name, one in list(self.ranked.items()):
+            if not self._counts(one):
+                self.unranked[name] = self.trust.why_not(one.candidate)
+                del self.ranked[name]
 
     def _unranked_candidates(self) -> Iterable[Candidate]:
         for candidate in self.candidates(self.command.world_size) if self.unranked else ():
@@ -337,46 +383,17 @@ class Search:
 
     def _corrected(self, one: Ranked) -> float:
         """Return the seconds of a candidate, corrected by how far its cell was off where it was planned."""
-        if one.estimate.source == PLANNED:
-            return one.estimate.seconds
-        key = CellKey.of(one.candidate)
-        ratios = [
-            other.estimate.seconds / other.composed.seconds
-            for other in self.ranked.values()
-            if other.apart is not None and other.composed is not None and CellKey.of(other.candidate) == key
-        ]
-        off = sum(ratios) / len(ratios) if ratios else 1.0
-        return one.estimate.seconds * (off if abs(off - 1) > SECONDS_APART else 1.0)
+        seconds = one.estimate.seconds
+        return seconds if one.planned else self.trust.corrected(one.candidate, seconds)
+
+    def _counts(self, one: Ranked) -> bool:
+        return one.planned or not self.trust.why_not(one.candidate)
+
+    def _nearly_fits(self, one: Ranked) -> bool:
+        return not one.planned and one.estimate.fits(_NEARLY * self.hardware.memory)
 
     def _may_run(self, one: Ranked) -> bool:
         return not one.estimate.problems and one.estimate.fits(self.hardware.memory)
-
-    def _nothing_fits(self) -> str:
-        from mindspeed_tune.quantities import size
-
-        if not self.ranked:
-            reason = next(iter(self.unranked.values()), "") or self._refused()[0].reason
-            return f"no candidate could be planned: {reason}"
-        smallest = min(self.ranked.values(), key=lambda one: one.estimate.needed)
-        missing = smallest.estimate.needed - self.hardware.memory
-        if missing <= 0:
-            problem = next(p for one in self.ranked.values() for p in one.estimate.problems)
-            return f"every candidate has a problem; the first: {problem}"
-        return (
-            f"no layout of {self.command.world_size:,} ranks fits into the {size(self.hardware.memory)} of "
-            f"{self.hardware.name}: the smallest, {smallest.candidate.name}, needs {size(missing)} more; use "
-            f"{_more_ranks(smallest, self.hardware, self.command.world_size):,} ranks or more, or a "
-            "device with "
-            "more memory"
-        )
-
-
-def _more_ranks(smallest: Ranked, hardware: Hardware, world: int) -> int:
-    """Return a number of ranks on which what more ranks divide would fit, estimated."""
-    factor = 2
-    while smallest.estimate.needed / factor > hardware.memory:
-        factor *= 2
-    return world * factor
 
 
 def facts_of(command: LaunchCommand, hardware: Hardware, space: Space, platform: str) -> Mapping[str, Any]:
@@ -392,8 +409,3 @@ def facts_of(command: LaunchCommand, hardware: Hardware, space: Space, platform:
         "--plan-target": platform,
         "versions": {name: version(name) for name in ("torch", "megatron-core", "mindspeed-core")},
     }
-
-
-def processors() -> int:
-    """Return the processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

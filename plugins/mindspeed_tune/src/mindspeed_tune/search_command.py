@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -64,7 +66,7 @@ def search_layouts(words: Sequence[str], options: Options, say: Any) -> dict[str
     """
     from mindspeed_core.flags.flag_set import known_flags
     from mindspeed_core.registry import Registry
-    from mindspeed_tune.hardware import read_hardware
+    from mindspeed_tune.hardware import ONE_RANK, read_hardware
     from mindspeed_tune.journal import Journal
     from mindspeed_tune.launch_command import read_command
     from mindspeed_tune.measure import Measuring, check_processors
@@ -77,6 +79,12 @@ def search_layouts(words: Sequence[str], options: Options, say: Any) -> dict[str
     hardware = read_hardware(options.hardware)
     command = read_command(words)
     refuse_unsearchable(command.arguments)
+    refuse_inside_training()
+    if command.world_size > 1 and hardware.sources.get("links.within_node") == ONE_RANK:
+        raise UserError(
+            f"--tune-hardware {options.hardware}: was calibrated with one rank, which sends nothing, and "
+            f"{command.world_size:,} ranks communicate; calibrate with two ranks or more"
+        )
     registry = Registry.discover()
     space = read_space(options.space, known_flags(registry))
     notes = []
@@ -89,7 +97,8 @@ def search_layouts(words: Sequence[str], options: Options, say: Any) -> dict[str
         open_things.enter_context(journal)
         if journal.remembered:
             say(f"going on from {journal.remembered} results in {options.work_dir}")
-        process = open_things.enter_context(WarmProcess(TARGETS[options.target]))
+        limit = space.limits["seconds_per_run"]
+        process = open_things.enter_context(WarmProcess(TARGETS[options.target], limit=limit))
         search = Search(
             command,
             space,
@@ -108,11 +117,9 @@ def search_layouts(words: Sequence[str], options: Options, say: Any) -> dict[str
         tried = tune_features(search) if options.features else []
         measured = None
         if options.refine == SHORT_RUNS:
-            measuring = Measuring(
-                command, search.flags, journal, limit=space.limits["seconds_per_run"], say=say
-            )
+            measuring = Measuring(command, search.flags, journal, limit=limit, say=say)
             chosen = [one.candidate for one in search.best()[:MEASURED]]
-            measured = measuring.halve(chosen)
+            measured = measuring.halve([*chosen, *search.only_measured])
         return report_of(search, tried, measured)
 
 
@@ -131,6 +138,21 @@ def refuse_unsearchable(arguments: Sequence[str]) -> None:
             raise UserError(
                 f"--platform {given}: a search plans by itself; leave it out, and choose --plan-target"
             )
+
+
+def refuse_inside_training() -> None:
+    """Refuse to search in a process that is a rank of a training.
+
+    Raises:
+        UserError: it is one.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    running = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    if running or "TORCHELASTIC_RUN_ID" in os.environ:
+        raise UserError(
+            "a training runs in this process, and a search plans every rank by itself: start it once, "
+            "outside of torchrun and of a training script"
+        )
 
 
 def ignored(arguments: Sequence[str]) -> list[str]:

@@ -13,11 +13,10 @@ from mindspeed_tune.candidate import Candidate
 from mindspeed_tune.estimate import PLANNED
 from mindspeed_tune.launch_command import TRAIN, LaunchCommand
 from mindspeed_tune.measure import Measured, equal, ranked_by_time
-from mindspeed_tune.search import BYTES_APART, SECONDS_APART, Ranked, Search
+from mindspeed_tune.search import SHOWN, Ranked, Search
 from mindspeed_tune.tuned_features import Tried
 
 FORMAT = 1
-TOP = 20
 _GIB = 2.0**30
 
 
@@ -48,7 +47,7 @@ def report_of(
             "refused": sum(one.count for one in search.validity.refused.values()),
             "unranked": len(search.unranked),
         },
-        "top": [_row(search, one, best, measured or {}) for one in order[:TOP]],
+        "top": [_row(search, one, best, measured or {}) for one in order[:SHOWN]],
         "no_order_by_time": no_order,
         "pareto": [
             {"name": one.candidate.label, "seconds": one.estimate.seconds, "needed": one.estimate.needed}
@@ -63,6 +62,7 @@ def report_of(
             asdict(one) for one in sorted(search.validity.refused.values(), key=lambda one: -one.count)
         ],
         "unranked": _grouped(search.unranked),
+        "only_measured": _only_measured(search, measured or {}),
         "infeasible": {name: one.failure for name, one in (measured or {}).items() if one.failure},
         "notes": list(dict.fromkeys(search.notes)),
     }
@@ -89,10 +89,27 @@ def start_command(command: LaunchCommand, candidate: Candidate, flags: FlagSet) 
     return shlex.join([*launcher, *started, *arguments])
 
 
+def _only_measured(search: Search, measured: Mapping[str, Measured]) -> list[dict[str, Any]]:
+    """Return the candidates that no dry run plans, with their measured steps, the fastest first."""
+    found = [(one, measured[one.name]) for one in search.only_measured if one.name in measured]
+    return [
+        {
+            "name": one.label,
+            "measured": run.best,
+            "spread": run.spread,
+            "start": start_command(search.command, one, search.flags),
+        }
+        for one, run in sorted(found, key=lambda pair: pair[1].best)
+        if not run.failure
+    ]
+
+
 def _order(search: Search, measured: Mapping[str, Measured]) -> tuple[list[Ranked], str]:
     """Return the ranking: what was measured first, by its times unless they tell nothing."""
     predicted = [one for one in search.best() if not getattr(measured.get(one.candidate.name), "failure", "")]
     by_time, no_order = ranked_by_time(measured)
+    if not by_time and search.hardware.untrusted:
+        no_order = f"the numbers of {search.hardware.path} are not to be trusted: {search.hardware.untrusted}"
     if no_order or not by_time:
         return predicted, no_order
     by_name = {one.candidate.name: one for one in predicted}
@@ -160,7 +177,7 @@ def _with_another_node(search: Search, best: Ranked) -> dict[str, Any] | None:
     found = None
     for candidate in search.candidates(world):
         args = search.validity.plan_args(candidate, world)
-        if args is None:
+        if args is None or search.trust.why_not(candidate):
             continue
         try:
             estimate = search.compose(candidate, args, world)
@@ -181,14 +198,19 @@ def _with_another_node(search: Search, best: Ranked) -> dict[str, Any] | None:
 
 def _composition(search: Search) -> dict[str, Any]:
     """Return how far composed numbers were from those of the candidates' own dry runs."""
-    pairs = [one.apart for one in search.ranked.values() if one.apart is not None]
-    if not pairs:
-        return {"compared": 0}
+    found = list(search.trust.compared.values())
+    cells = dict(search.trust.as_json(one.candidate for one in search.ranked.values() if one.composed))
+    if not found:
+        return {"compared": 0, **cells}
     return {
-        "compared": len(pairs),
-        "bytes": {"median": _median(b for b, _ in pairs), "most": max(abs(b) for b, _ in pairs)},
-        "seconds": {"median": _median(s for _, s in pairs), "most": max(abs(s) for _, s in pairs)},
-        "within": sum(abs(b) <= BYTES_APART and abs(s) <= SECONDS_APART for b, s in pairs),
+        "compared": len(found),
+        "bytes": {"median": _median(one.bytes for one in found), "most": max(abs(o.bytes) for o in found)},
+        "seconds": {
+            "median": _median(one.seconds for one in found),
+            "most": max(abs(o.seconds) for o in found),
+        },
+        "within": sum(one.agrees for one in found),
+        **cells,
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from mindspeed_megatron.instruments.operations import MATRIX
@@ -68,13 +69,22 @@ class Part:
 
     def traffic(self, layers: int, microbatches: int) -> Traffic:
         """Return the calls and bytes of a micro-batch by group, operation, dtype and phase."""
-        counts, sizes = zip(*(_counted(run.calls) for run in self._runs))
+        counts, sizes = zip(*self._counted_passes)
         calls = self._average(counts, layers, microbatches)
         bytes_ = self._average(sizes, layers, microbatches)
         return {key: (calls[key], bytes_[key]) for key in calls}
 
     def once(self) -> Traffic:
         """Return the calls and bytes behind the last micro-batch and of the update."""
+        return self._counted_once
+
+    @cached_property
+    def _counted_passes(self) -> list[tuple[Numbers, Numbers]]:
+        # Thousands of layouts ask for them.
+        return [_counted(run.calls) for run in self._runs]
+
+    @cached_property
+    def _counted_once(self) -> Traffic:
         counts, sizes = _counted((*self.one.calls, *self.record.update.calls), once=True)
         return {key: (counts[key], sizes[key]) for key in counts}
 

@@ -28,7 +28,7 @@ else:
 
 LIMITS = {"context_tokens": 4096, "chunks": 4, "tensor_parallel": 0, "seconds_per_run": 600}
 """Limits by default: tokens of a sequence that a rank keeps at least, chunks of a rank, ranks of tensor
-parallelism (0: those of a node), and seconds after which a measured run hangs."""
+parallelism (0: those of a node), and seconds after which a measured run, or a rank of a dry run, hangs."""
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,9 @@ def _takes_part(search: Search, best: Ranked, candidate: Candidate, feature: str
     record = search.registry.features[feature].cls
     if feature in plan.names and record.fake_tensors is not True:
         search.notes.append(
-            f"{feature}: does not state that it works on tensors without values: it can only be measured"
+            f"{feature}: does not state that it works on tensors without values: {candidate.label} is only "
+            "measured, with --tune-refine short-runs"
         )
+        search.only_measured.append(candidate)
         return False
     return True

@@ -31,14 +31,18 @@ class PlanError(UserError):
 class WarmProcess:
     """The process: it starts with the first job, ends with the context, and every rank that runs with it."""
 
-    def __init__(self, platform: str = "fake", parallel: int | None = None) -> None:
+    def __init__(
+        self, platform: str = "fake", parallel: int | None = None, limit: float | None = None
+    ) -> None:
         """Describe the process without starting it.
 
         Args:
             platform: the dry run, whose device's libraries have to be there when it starts.
             parallel: ranks at once, by default one per processor.
+            limit: seconds after which a rank counts as one that hangs, and is ended; None for no limit.
         """
         self.platform = platform
+        self.limit = limit
         self.parallel = parallel or os.cpu_count() or 1
         self._process: subprocess.Popen[str] | None = None
         self._files = ExitStack()
@@ -120,7 +124,7 @@ class WarmProcess:
             self._waiting[number] = future
             with suppress(BrokenPipeError):
                 # A process that is gone is noticed by the reader, which answers everybody who waits.
-                process.stdin.write(json.dumps({**job, "job": number}) + "\n")
+                process.stdin.write(json.dumps({**job, "job": number, "limit": self.limit}) + "\n")
                 process.stdin.flush()
         return future
 

@@ -138,7 +138,9 @@ def _patches(contract: Contract, record: FeatureRecord) -> Iterator[str]:
 def _proofs(contract: Contract, record: FeatureRecord) -> Iterator[str | Wrong]:
     """Check that it has proofs, and that each has the feature on the sides that it says."""
     feature = record.cls
-    if not feature.verify:
+    if feature.trains_nothing:
+        yield from _trains_nothing(record)
+    elif not feature.verify:
         lacks = "it carries no proof: verify = (Scenario(…),); users run it with mindspeed-features verify"
         yield Wrong(lacks, PROOFS)
     for name, count in Counter(scenario.name for scenario in feature.verify).items():
@@ -155,6 +157,27 @@ def _proofs(contract: Contract, record: FeatureRecord) -> Iterator[str | Wrong]:
                 on_both = side == "baseline" and not wanted
                 way = "; say so with same_feature=True where it is meant to be on both sides"
                 yield Wrong(found + way, PROOFS) if on_both else found
+
+
+_BEFORE_TRAINING = {"prepare_process"}
+"""Stages in which a feature may end the program instead of training."""
+
+
+def _trains_nothing(record: FeatureRecord) -> Iterator[str]:
+    """Check that a feature without proofs has no part in a training that a proof could show."""
+    feature = record.cls
+    if feature.verify:
+        yield "it carries proofs and states that it trains nothing: drop trains_nothing, or the proofs"
+    if len(feature.trains_nothing.split()) < 3:
+        yield f"trains_nothing = {feature.trains_nothing!r} is no sentence; say what it does instead"
+    hooks = set(feature.hooks())
+    if not hooks & _BEFORE_TRAINING:
+        yield "it states that it trains nothing and ends no program: implement prepare_process"
+    parts = [f"the stage {name}" for name in sorted(hooks - _BEFORE_TRAINING)]
+    parts += [f"a patch of {patch.target}" for patch in feature.patches]
+    parts += [f"the slot {slot}" for slot in (*feature.slots, *feature.replaces_roles)]
+    if parts:
+        yield f"it states that it trains nothing and has {', '.join(parts)}: carry a proof of it"
 
 
 def _answers(contract: Contract, record: FeatureRecord) -> Iterator[str]:
