@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from mindspeed_core.discovery.entry_points import sources
+from mindspeed_core.discovery.entry_points import Installed
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.run import Run
 from mindspeed_train.launch.commands import parallel_command
@@ -23,7 +23,7 @@ CONTINUATIONS = "mindspeed.continuations"
 
 def continuation() -> Callable[..., list[int]] | None:
     """Return the function of an installed package that continues prompts; None where there is none."""
-    found = sources(CONTINUATIONS)
+    found = Installed().sources(CONTINUATIONS)
     if not found:
         return None
     loaded: Callable[..., list[int]] = found[0].load()
