@@ -25,6 +25,7 @@ from mindspeed_megatron.upstream.table import is_judged
 from mindspeed_megatron.upstream.verdicts import USED
 
 OF_OTHER_PROGRAMS = {
+    "--deepspeed",
     "--standalone",
     "--feature",
     "--side-by-side",

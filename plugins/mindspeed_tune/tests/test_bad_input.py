@@ -1,4 +1,4 @@
-"""What a user may give that tells nothing, or something wrong: one sentence, before anything is run."""
+"""Input that tells nothing, or something wrong: one sentence, before anything is run."""
 
 import json
 import shlex

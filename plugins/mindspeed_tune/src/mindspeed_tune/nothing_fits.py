@@ -1,4 +1,4 @@
-"""What a search says when no candidate fits: by how much, and the nearest layout that does."""
+"""The message of a search in which no candidate fits: by how much, and the nearest layout that does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which composed numbers count: those of cells whose members agree with dry runs of their own.
+"""Trust in composed numbers: those count of cells whose members agree with dry runs of their own.
 
 Nothing proves for a cell that its small pipeline tells everything. So members of it are planned directly, and
 what is apart by more than is expected takes the cell's composed numbers out of the ranking: from then on only
@@ -46,7 +46,7 @@ def family_of(candidate: Candidate) -> Family:
 
 @dataclass(frozen=True)
 class Apart:
-    """How far composed numbers of a candidate were from those of its own dry run.
+    """The distance of a candidate's composed numbers from those of its own dry run.
 
     Attributes:
         name: of the candidate.
@@ -75,7 +75,7 @@ class Apart:
 
 @dataclass
 class Trust:
-    """What dry runs said of composed numbers, by family.
+    """Findings of dry runs about composed numbers, by family.
 
     Attributes:
         compared: every comparison, by name of the candidate.

@@ -34,7 +34,7 @@ _FOLDER = Path(__file__).with_name("sheets")
 
 @dataclass(frozen=True)
 class Sheet:
-    """How a model is trained.
+    """The schedule of a training: rates, steps and sizes.
 
     Attributes:
         model: its name as ``--model`` takes it.

@@ -1,4 +1,4 @@
-"""What a model needs of installed features: converted checkpoints say it as those of trainings do.
+"""Features that a model needs: converted checkpoints say it as those of trainings do.
 
 A load without one of these features is then refused, and one with them is accepted. Loads no torch.
 """
