@@ -2,7 +2,7 @@
 
 The list is a committed page, and leads to the text that each package has of its features. The page of one
 feature is made for the site alone: the manual first, then flags that the manual has in no table, what is
-declared, and one line about the proofs, which have a page of their own (`feature_proofs`).
+declared, and one line about the proofs, which have a page of their own (`proofs_of_features`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 
 from feature_links import ROOT, manual_link, page_of
-from feature_proofs import proof_path, proof_summary
 from flag_pages import flag_places
+from proofs_of_features import proof_path, proof_summary
 from tables import code, codes, flag_table, table
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement

@@ -136,8 +136,8 @@ def feature_texts() -> dict[str, str]:
     sys.path.insert(0, str(ROOT / "docs"))
     try:
         from feature_pages import feature_pages
-        from feature_proofs import proof_pages
         from generate import tree_registry
+        from proofs_of_features import proof_pages
     finally:
         sys.path.remove(str(ROOT / "docs"))
     registry = tree_registry()

@@ -156,7 +156,7 @@ def test_the_generated_plugin_is_listed_without_a_complaint(installed):
 
 def test_the_generated_documentation_travels_with_the_package(installed):
     page = _features(installed, "show", "acme-losses-loss-average", "--page")
-    shown = _features(installed, "show", "acme-losses-loss-average", "--all")
+    shown = _features(installed, "show", "acme-losses-loss-average", "--proofs")
 
     assert "the first\nloss is the first average" in page.stdout
     assert "equal bit for bit" in shown.stdout

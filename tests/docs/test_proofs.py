@@ -8,8 +8,8 @@ from dataclasses import replace
 import proofs
 import pytest
 from feature_pages import feature_page, tabled_flags
-from feature_proofs import proof_page
 from generate import tree_registry
+from proofs_of_features import proof_page
 
 from mindspeed_core.feature import Feature, Flag, Resume, Scenario
 

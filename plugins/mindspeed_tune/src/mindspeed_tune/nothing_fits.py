@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from mindspeed_tune.driver import Ranks, records_of
 from mindspeed_tune.launch_plan import make_plan
@@ -10,13 +10,24 @@ from mindspeed_tune.nearest_fit import nearest_beyond
 from mindspeed_tune.quantities import size
 from mindspeed_tune.warm_process import PlanError
 
-if TYPE_CHECKING:
-    from mindspeed_tune.search import Ranked, Search
-
 _NEAREST = "nearest"
 
 
-def nothing_fits(search: Search) -> str:
+class Searched(Protocol):
+    """A search that has ended, as far as its message reads it; see `mindspeed_tune.search.Search`."""
+
+    validity: Any
+    ranked: dict[str, Any]
+    unranked: dict[str, str]
+    hardware: Any
+    journal: Any
+    command: Any
+    flags: Any
+    process: Any
+    per_node: int
+
+
+def nothing_fits(search: Searched) -> str:
     """Return why a search has no result, in a sentence that says what would help."""
     refused = list(search.validity.refused.values())
     if not search.ranked:
@@ -34,7 +45,7 @@ def nothing_fits(search: Search) -> str:
     )
 
 
-def _nearest(search: Search, smallest: Ranked) -> str:
+def _nearest(search: Searched, smallest: Any) -> str:
     """Return the nearest layout of more ranks that fits, estimated from a plan of the smallest one."""
     known = search.journal.get(_NEAREST, smallest.candidate.name)
     if known is None:
@@ -43,7 +54,7 @@ def _nearest(search: Search, smallest: Ranked) -> str:
     return str(known)
 
 
-def _planned(search: Search, smallest: Ranked) -> str:
+def _planned(search: Searched, smallest: Any) -> str:
     command = smallest.candidate.command(search.command, search.flags)
     try:
         with Ranks(command, process=search.process, reliefs=False) as ranks:

@@ -39,9 +39,9 @@ def script_tokenizer() -> IdTokenizer:
     Raises:
         DataError: it does not say how many ids it has.
     """
-    from mindspeed_megatron.hosts.megatron_lm import tokenizer
+    from mindspeed_megatron import script_tokenizer as script
 
-    found = tokenizer.script_tokenizer()
+    found = script.script_tokenizer()
     size = _number(found, "vocab_size")
     if size < 1:
         raise DataError(

@@ -19,7 +19,7 @@ from mindspeed_models.evaluation.tasks import TASKS, data_paths, task_named
 from mindspeed_models.serving.model_options import ModelOptions, layout_command, model_of, model_options
 
 if TYPE_CHECKING:
-    from mindspeed_models.evaluation.engine import Questions
+    from mindspeed_models.evaluation.items import Questions
     from mindspeed_models.inference.loaded import LoadedModel
 
 SEED_SCRIPT = "evaluation_llama.py"

@@ -6,16 +6,15 @@ judgement of each answer, are the tasks' own (`mindspeed_models.evaluation.tasks
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import DataError, UserError
-from mindspeed_models.evaluation.items import Item, Task, TaskOptions
+from mindspeed_models.evaluation.items import Item, Questions, Task, TaskOptions
 from mindspeed_models.evaluation.results import Sample, SubjectResult, TaskResult
 
 if TYPE_CHECKING:
@@ -24,32 +23,6 @@ if TYPE_CHECKING:
     from mindspeed_models.serving.prompts import Prompts
 
 _NEEDED = "evaluation needs lm-eval; run pip install 'mindspeed-models[eval]'"
-
-
-@dataclass(frozen=True)
-class Questions:
-    """The questions of one task.
-
-    Attributes:
-        task: the benchmark.
-        options: of the task.
-        items: its questions.
-        path: where they come from.
-    """
-
-    task: Task
-    options: TaskOptions
-    items: Sequence[Item]
-    path: Path
-
-    @property
-    def prompt_hash(self) -> str:
-        """Return a digest of all prompts and choices: equal digests mean comparable numbers."""
-        digest = hashlib.sha256()
-        for item in self.items:
-            for text in (item.context, *item.choices, *item.until):
-                digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
-        return digest.hexdigest()[:16]
 
 
 def load_questions(task: Task, path: Path, options: TaskOptions) -> Questions:

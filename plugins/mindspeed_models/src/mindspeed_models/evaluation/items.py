@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,3 +111,29 @@ def choice_scores(item: Item, answer: Answer, options: TaskOptions) -> Scores:
     """Return whether the likeliest choice is the right one."""
     chosen = best([float(value) for value in answer])
     return {"acc": float(chosen == item.gold)}
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The questions of one task.
+
+    Attributes:
+        task: the benchmark.
+        options: of the task.
+        items: its questions.
+        path: where they come from.
+    """
+
+    task: Task
+    options: TaskOptions
+    items: Sequence[Item]
+    path: Path
+
+    @property
+    def prompt_hash(self) -> str:
+        """Return a digest of all prompts and choices: equal digests mean comparable numbers."""
+        digest = hashlib.sha256()
+        for item in self.items:
+            for text in (item.context, *item.choices, *item.until):
+                digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+        return digest.hexdigest()[:16]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_models.evaluation.items import Item, best
 
 if TYPE_CHECKING:
-    from mindspeed_models.evaluation.engine import Questions
+    from mindspeed_models.evaluation.items import Questions
 
 MICRO, MACRO = "micro", "macro"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mindspeed_core.terminal.foreign_text import shown
@@ -23,9 +23,6 @@ from mindspeed_models.serving.asked import Asked, read_chat, read_completion
 from mindspeed_models.serving.fields import read_object
 from mindspeed_models.serving.settings import Refused
 from mindspeed_models.serving.waiting import Choice, Event
-
-if TYPE_CHECKING:
-    from mindspeed_models.serving.server import Server
 
 _LOOK_SECONDS = 0.2
 """Time between two looks whether a client that waits is still there."""
@@ -42,7 +39,8 @@ class ClientGone(Exception):
 class Handler(BaseHTTPRequestHandler):
     """The requests of one connection."""
 
-    server: Server
+    server: Any
+    """The `Server`, whose module imports this one."""
     protocol_version = "HTTP/1.1"
     server_version = "mindspeed-models"
     sys_version = ""

@@ -27,9 +27,9 @@ from mindspeed_megatron.expert_check import remember_placed
 from mindspeed_megatron.hosts.megatron_lm import pretrain_call
 from mindspeed_megatron.hosts.megatron_lm.flag_ownership import leave_to_features
 from mindspeed_megatron.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
-from mindspeed_megatron.hosts.megatron_lm.tokenizer import script_tokenizer
 from mindspeed_megatron.hosts.megatron_lm.without_te import installed
 from mindspeed_megatron.layers import build_mtp_spec, plain_parts
+from mindspeed_megatron.script_tokenizer import script_tokenizer
 from mindspeed_megatron.token_losses import pass_token_losses
 from mindspeed_megatron.uneven_partition import build_for_any_partition, leaves_partition
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from mindspeed_core.errors import DataError
@@ -37,12 +36,6 @@ def around_build_tokenizer(
             "leave --padded-vocab-size out"
         )
     return tokenizer
-
-
-def script_tokenizer() -> Any:
-    """Return what Megatron-LM made its tokens with: on every rank, while datasets are built on some."""
-    find = getattr(import_module("megatron.training.global_vars"), "get_tokenizer", None)
-    return find() if find is not None else None
 
 
 @hookimpl(trylast=True)

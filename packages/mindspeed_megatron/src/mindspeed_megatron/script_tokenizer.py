@@ -1,0 +1,15 @@
+"""The tokenizer of a script of Megatron-LM, for packages that build datasets inside of it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def script_tokenizer() -> Any:
+    """Return what Megatron-LM made its tokens with; None where it has no such function.
+
+    It is there on every rank, while datasets are built on some.
+    """
+    find = getattr(import_module("megatron.training.global_vars"), "get_tokenizer", None)
+    return find() if find is not None else None
