@@ -4,6 +4,8 @@ The text is tokenized once, as training and generation see it. A token belongs t
 character does: a token in which the end of a prompt and the beginning of an answer merged is trained, and
 counted, since generation begins behind the prompt and will see other tokens. With ``segments`` there is no
 such token: a prompt and its answer are tokenized apart.
+
+`encoded` is the one way from a written conversation to ids; what generates and serves takes `prompt_ids`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mindspeed_models.data.conversation import BadRecord, Conversation
+from mindspeed_models.data.conversation import BadRecord, Conversation, Message
 from mindspeed_models.data.templates import Rendered, Template
 from mindspeed_models.data.tokenizers import TextEncoder
 
@@ -124,18 +126,10 @@ class Encoding:
 
     def _encoded(self, messages: Conversation, rendered: Rendered) -> Sample:
         encoder = self.encoder
-        if rendered.content is None:
-            spelled = next((t for t in encoder.special if any(t in m.content for m in messages)), None)
-            if spelled is not None:
-                raise BadRecord(
-                    f"spells out the special token {spelled!r}, and the template {self.template.name} does "
-                    "not show where messages are"
-                )
         # Generation sees the prompt alone, and then what it generates.
         cuts = [begin for begin, _ in self._wanted(rendered.answers)] if self.tokenize == SEGMENTS else []
-        ids, offsets = encoder.written(rendered.text, rendered.content or (), cuts)
+        before, ids, offsets = encoded(encoder, self.template, messages, rendered, cuts)
         labels = ids[:] if self.train_on == EVERYTHING else self._labels(ids, offsets, rendered.answers)
-        before = [] if self._begins(rendered.text) else encoder.before
         after = [*encoder.after, *([encoder.eod] if self.append_eod else [])]
         others = before if self.train_on == EVERYTHING else [IGNORED] * len(before)
         return Sample([*before, *ids, *after], [*others, *labels, *after])
@@ -160,7 +154,51 @@ class Encoding:
     def _wanted(self, answers: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
         return answers[-1:] if self.train_on == LAST else answers
 
-    def _begins(self, text: str) -> bool:
-        """Return whether a template has written the token itself that the tokenizer begins with."""
-        spelled = [token for token, index in self.encoder.special.items() if [index] == self.encoder.before]
-        return any(text.startswith(token) for token in spelled)
+
+def prompt_ids(encoder: TextEncoder, template: Template, messages: Sequence[Message]) -> list[int]:
+    """Return the ids of a conversation up to where its next answer begins: those that training saw before it.
+
+    Args:
+        encoder: the tokenizer.
+        template: writes the conversation.
+        messages: of it, none of which is a special token, whatever it spells.
+
+    Raises:
+        BadRecord: the template refuses the messages, or hides one that spells out a special token.
+        UserError: the tokenizer does not say which characters a token stands for.
+    """
+    before, ids, _ = encoded(encoder, template, messages, template.prompt(messages))
+    return [*before, *ids]
+
+
+def encoded(
+    encoder: TextEncoder,
+    template: Template,
+    messages: Sequence[Message],
+    rendered: Rendered,
+    cuts: Sequence[int] = (),
+) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """Return the ids before a written conversation, its own ids, and their spans of characters.
+
+    Args:
+        encoder: the tokenizer.
+        template: that has written it.
+        messages: of the conversation.
+        rendered: what the template has written.
+        cuts: characters before and behind which it is tokenized apart.
+
+    Raises:
+        BadRecord: a message spells out a special token, and the template does not show where messages are.
+        UserError: the tokenizer does not say which characters a token stands for.
+    """
+    if rendered.content is None:
+        spelled = next((t for t in encoder.special if any(t in m.content for m in messages)), None)
+        if spelled is not None:
+            raise BadRecord(
+                f"spells out the special token {spelled!r}, and the template {template.name} does not show "
+                "where messages are"
+            )
+    ids, offsets = encoder.written(rendered.text, rendered.content or (), cuts)
+    # A template may write the first token itself; where a message spells it, it is text, and no such token.
+    begun = ids[: len(encoder.before)] == encoder.before
+    return [] if begun else encoder.before, ids, offsets

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_models.data.conversation import ASSISTANT, BadRecord, Message, openai
+from mindspeed_models.data.conversation import ASSISTANT, BadRecord, openai
+from mindspeed_models.data.encoding import prompt_ids
 from mindspeed_models.data.templates import OWN, load_template
 from mindspeed_models.data.tokenizers import TextEncoder, TokenizerChoice, load_encoder
 
@@ -75,10 +76,11 @@ class Prompts:
             ) from error
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the ids of a conversation up to where its next answer begins.
+        """Return the ids of a conversation up to where its next answer begins, as training encodes them.
 
         Raises:
-            UserError: a role is unknown or out of turn, or there is no template.
+            UserError: a role is unknown or out of turn, a message spells out a special token where the
+                template does not show messages, or there is no template.
         """
         if self.encoder is None:
             raise UserError("messages need a tokenizer; name one with --tokenizer-model")
@@ -87,10 +89,9 @@ class Prompts:
         try:
             # An answer is the model's: what is checked is the conversation with one.
             whole = openai({"messages": [*messages, {"role": ASSISTANT, "content": "."}]})
-            rendered = template.prompt([Message(each.role, each.content) for each in whole[:-1]])
+            return prompt_ids(self.encoder, template, whole[:-1])
         except BadRecord as error:
             raise UserError(f"messages: {error}") from error
-        return self.encoder.written(rendered.text, rendered.content or ())[0]
 
 
 def detokenizer(tokenizer: Any) -> Any:

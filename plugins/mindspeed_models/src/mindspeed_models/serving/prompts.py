@@ -20,6 +20,7 @@ from mindspeed_models.data.conversation import (
     BadRecord,
     Message,
 )
+from mindspeed_models.data.encoding import prompt_ids
 from mindspeed_models.data.templates import OWN, Template, load_template, template_names
 from mindspeed_models.data.tokenizers import TextEncoder, encoder_around
 
@@ -63,22 +64,9 @@ class Prompts:
             )
         try:
             checked_dialogue(messages)
-            rendered = self.template.prompt(messages)
+            return prompt_ids(self.encoder, self.template, messages)
         except BadRecord as error:
             raise UserError(f"messages: {error}") from error
-        encoder = self.encoder
-        if rendered.content is None:
-            spelled = next((t for t in encoder.special if any(t in m.content for m in messages)), None)
-            if spelled is not None:
-                raise UserError(
-                    f"messages: one spells out the special token {spelled!r}, and the template "
-                    f"{self.template.name} does not show where messages are; write it otherwise"
-                )
-        ids, _ = encoder.written(rendered.text, rendered.content or ())
-        begun = [token for token, index in encoder.special.items() if [index] == encoder.before]
-        if any(rendered.text.startswith(token) for token in begun):
-            return ids
-        return [*encoder.before, *ids]
 
     def spell(self, ids: Sequence[int]) -> str:
         """Return the text of ids; empty where one of them is no token."""
