@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.errors import ArgumentError, SessionError, UserError
+from mindspeed_core.errors import ArgumentError, LostPeerError, SessionError, UserError
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_models.inference.engine import Engine
 from mindspeed_models.inference.following import Commands, requests_of
@@ -277,13 +277,20 @@ class LoadedModel:
         return self._scored(command)
 
     def follow(self) -> None:
-        """Compute what the leader is asked until it closes; for every other rank."""
+        """Compute what the leader is asked until it closes; for every other rank.
+
+        Raises:
+            LostPeerError: a rank of the model ended; one that dies raises what its closed connection does.
+        """
         if self.leader:
             raise SessionError("LoadedModel.follow: this rank leads; the others follow it")
         while self._engine is not None:
             command = self._commands.share(None)
             try:
                 self._obey(command)
+            except LostPeerError:
+                # The leader may wait for nobody, and never say anything more.
+                raise
             except UserError:
                 # The leader raises the same, and goes on.
                 continue
@@ -305,8 +312,9 @@ class LoadedModel:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the model; after an error in the middle of a batch, without the other ranks."""
-        if self._engine is not None and self._engine.midway and not self._commands.alone:
+        """Close the model; after a lost rank or an error in the middle of a batch, without the others."""
+        lost = isinstance(error, LostPeerError)
+        if self._engine is not None and (lost or self._engine.midway) and not self._commands.alone:
             # They wait for this one, and end when it does.
             self._engine = None
             return
