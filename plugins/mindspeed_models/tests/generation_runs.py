@@ -174,6 +174,53 @@ def between_steps(
     return found
 
 
+def as_megatron_lm(folder: str, target: str, prompts: list[list[int]]) -> list[list[int]]:
+    """Write a model as Megatron-LM's program saves it, at step 7; return what it continues prompts with."""
+    from argparse import Namespace
+    from pathlib import Path
+
+    from megatron.core import dist_checkpointing
+    from megatron.core.transformer.enums import AttnBackend
+
+    from mindspeed_models import load
+
+    of_the_model = (
+        "num_layers hidden_size ffn_hidden_size num_attention_heads group_query_attention num_query_groups "
+        "kv_channels max_position_embeddings seq_length position_embedding_type rotary_base rotary_percent "
+        "swiglu normalization norm_epsilon add_bias_linear add_qkv_bias untie_embeddings_and_output_weights "
+        "padded_vocab_size make_vocab_size_divisible_by"
+    ).split()
+    directory = Path(target) / "iter_0000007"
+    directory.mkdir(parents=True)
+    with load(folder) as model:
+        found: list[list[int]] = model.generate(prompts, detokenize=False, max_new_tokens=12, eos_token_id=[])
+        described = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+        sizes = dict.fromkeys(("tensor_model_parallel_size", "pipeline_model_parallel_size"), 1)
+        state = {
+            "args": Namespace(
+                **{name: getattr(model.run.args, name) for name in of_the_model},
+                **sizes,
+                consumed_train_samples=28,
+                consumed_valid_samples=0,
+                attention_backend=AttnBackend.auto,
+                tokenizer_type="NullTokenizer",
+            ),
+            "checkpoint_version": 3.0,
+            "iteration": 7,
+            "model": unwrapped(model).sharded_state_dict(metadata=dict(described)),
+        }
+        dist_checkpointing.save(state, str(directory), content_metadata=described)
+    (Path(target) / "latest_checkpointed_iteration.txt").write_text("7")
+    return found
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the module of a loaded model of one stage."""
+    from mindspeed_megatron.unwrap import unwrap
+
+    return unwrap(model.run.model[0])
+
+
 def of_the_readme(folder: str) -> list[str]:
     """Call what AscendSpeed's README calls."""
     from mindspeed_models import from_pretrained

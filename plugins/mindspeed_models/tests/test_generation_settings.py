@@ -3,6 +3,7 @@
 import pytest
 
 from mindspeed_core.errors import ArgumentError
+from mindspeed_models.inference.prompt_files import answered
 from mindspeed_models.inference.requests import GenerationSettings, check_prompt
 
 SIZES = {"vocab_size": 250, "max_positions": 128}
@@ -49,3 +50,20 @@ def test_defaults_go_with_every_model():
 def test_a_prompt_that_leaves_no_room_is_refused():
     with pytest.raises(ArgumentError, match="shorten the prompt to 28 tokens"):
         check_prompt([5] * 40, GenerationSettings(max_new_tokens=100), **SIZES)
+
+
+@pytest.mark.parametrize(
+    ("content", "names", "kept"),
+    [
+        ('{"id": "a"}\n{"id": "b"}\n', {"a", "b"}, 24),
+        ('{"id": "a"}\n{"id": "b"', {"a"}, 12),
+        ('{"id": "a"}\n{"id": "c"}\n', {"a"}, 12),
+        ('{"id": "c"}\n{"id": "c"}\n{"i', {"c"}, 24),
+        ('{"id": "c"}\n{"id": ', set(), 0),
+    ],
+)
+def test_what_an_interruption_left_of_answers_is_cut_off(content, names, kept, tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text(content)
+    assert answered(path, {"a": 1, "b": 1, "c": 2}) == names
+    assert path.stat().st_size == kept

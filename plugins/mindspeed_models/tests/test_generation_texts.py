@@ -152,6 +152,31 @@ def test_a_command_line_that_cannot_work_is_one_sentence(printed, name, words):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    "more",
+    [["--do-sample", "--seed", "3"], ["--num-beams", "3", "--num-return-sequences", "2"]],
+    ids=["drawn", "several answers"],
+)
+def test_an_interrupted_run_goes_on_to_the_same_file(folder, tmp_path, more):
+    prompts, whole = tmp_path / "prompts.txt", tmp_path / "whole.jsonl"
+    prompts.write_text("".join(f"{TEXT} {number}\n" for number in range(5)))
+    line = ["generate", "--load", str(folder), "--max-new-tokens", "6", "--batch-size", "2", *more]
+    line += ["--prompt-file", str(prompts), "--output"]
+    ((status, *_),) = run_world(commands, 1, [[*line, str(whole)]])[0]
+    assert status == 0
+    written = whole.read_bytes()
+    ends = [at + 1 for at, byte in enumerate(written) if byte == ord("\n")]
+    # In the middle of a line, of its end, between two lines, and before the first one ended.
+    cuts = [ends[2] + 17, ends[1] - 1, ends[0], 5, len(written) - 3]
+    files = [tmp_path / f"{cut}.jsonl" for cut in cuts]
+    for file, cut in zip(files, cuts):
+        file.write_bytes(written[:cut])
+    found = run_world(commands, 1, [[*line, str(file), "--resume"] for file in files])[0]
+    assert [status for status, *_ in found] == [0] * len(files)
+    assert [file.read_bytes() for file in files] == [written] * len(files)
+
+
+@pytest.mark.thorough
 def test_prompts_of_a_file_are_dealt_out_over_ranks(folder, printed, tmp_path):
     prompts, answers = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
     prompts.write_text("".join(f"{TEXT}\n" if number % 2 else "a dog\n\n" for number in range(5)))

@@ -1,7 +1,7 @@
 """Generation between the steps of a training, and from its checkpoint at other layouts."""
 
 import pytest
-from generation_runs import between_steps, generations, with_learned_positions
+from generation_runs import as_megatron_lm, between_steps, generations, with_learned_positions
 from tiny_models import make
 
 from mindspeed_core.errors import UserError
@@ -51,15 +51,30 @@ def test_a_checkpoint_of_the_training_generates_the_same_at_another_layout(cours
     assert run_world(generations, ranks, save, [options], CALLS)[0] == [[found["tokens"][-1]]]
 
 
+@pytest.mark.thorough
+def test_a_checkpoint_of_megatron_lm_generates_at_every_layout(folder, tmp_path):
+    theirs = str(tmp_path / "theirs")
+    (expected,) = run_world(as_megatron_lm, 1, folder, theirs, PROMPTS)
+    options = {"flags": ["--vocab-size", "250"]}
+    (alone,) = run_world(generations, 1, theirs, [options], CALLS)
+    assert alone == [[expected]]
+    layouts = [{**options, "tp": 2}, {**options, "pp": 2}]
+    assert run_world(generations, 2, theirs, layouts, CALLS)[0] == [[expected], [expected]]
+
+
 def test_learned_positions_count_from_the_beginning_of_each_text():
     ((together, alone, plain),) = run_world(with_learned_positions, 1, [[5, 9, 33], [8, 100, 77, 3, 60, 2]])
     assert together == alone == plain
 
 
 @pytest.mark.thorough
-def test_one_rank_and_two_of_a_training_generate_alike(folder, course):
-    alone = run_world(between_steps, 1, folder, [], None, PROMPTS)[0]
-    assert alone["tokens"][0] == course[0]["tokens"][0]
+def test_one_rank_and_two_of_a_training_generate_alike(folder):
+    # Two ranks drop out other values than one.
+    plain = ["--attention-dropout", "0", "--hidden-dropout", "0"]
+    alone = run_world(between_steps, 1, folder, plain, None, PROMPTS)[0]
+    together = run_world(between_steps, 2, folder, [*OVERLAPS, *plain], None, PROMPTS)[0]
+    assert alone["losses"] == pytest.approx(together["losses"], rel=1e-4)
+    assert alone["tokens"] == together["tokens"]
 
 
 @pytest.mark.thorough

@@ -104,8 +104,8 @@ def command(context: click.Context, **given: Any) -> int:
 
     quieten()
     prompts, settings = _prompts(given), settings_of(given)
-    done = _answered(given)
     _check(given, prompts, settings)
+    done = _answered(given, prompts, settings)
     from mindspeed_models.inference.model import load
 
     with load(
@@ -164,7 +164,7 @@ def _prompts(given: dict[str, Any]) -> list[Prompt]:
     ]
 
 
-def _answered(given: dict[str, Any]) -> set[str]:
+def _answered(given: dict[str, Any], prompts: list[Prompt], settings: GenerationSettings) -> set[str]:
     output: Path | None = given["output"]
     if output is None:
         if given["resume"]:
@@ -174,7 +174,9 @@ def _answered(given: dict[str, Any]) -> set[str]:
         if output.exists():
             raise NamedFileError("--output", str(output), "is there already", "add --resume, or name another")
         return set()
-    return answered(output)
+    return answered(
+        output, {each.name: each.settings_with(settings).num_return_sequences for each in prompts}
+    )
 
 
 def _check(given: dict[str, Any], prompts: list[Prompt], settings: GenerationSettings) -> None:

@@ -14,6 +14,7 @@ from mindspeed_models.starting_point import is_model_folder
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 _FROM_HF = "PretrainedFromHF"
+_VERIFY = "--verify-checkpoint"
 _MODEL_FLAGS = ("--model", "--model-config", "--use-checkpoint-args", "--num-layers")
 
 
@@ -102,6 +103,9 @@ def _loading(path: str, given: Sequence[str]) -> tuple[list[str], Path | None]:
         model = [] if described else ["--model-config", str(kept)]
         return ["--pretrained-checkpoint", path, *model], kept
     model = [] if described else ["--use-checkpoint-args"]
+    if found.manifest is None and not any(flag.partition("=")[0] == _VERIFY for flag in given):
+        # The folder's own tracker names it: Megatron-LM has written it, and nothing to verify.
+        model += [_VERIFY, "off"]
     if single is None:
         return ["--load", path, *model], None
     step = publish.iteration_of(found.path.name)

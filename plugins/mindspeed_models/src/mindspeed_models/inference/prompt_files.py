@@ -100,8 +100,14 @@ def _prompt(where: str, line: str, number: int) -> Prompt:
     return Prompt(str(record.get("id", number)), content, number, record.get("adapter"), settings)
 
 
-def answered(path: Path) -> set[str]:
-    """Return the names of prompts that a file of answers has; a last line without end is cut off.
+def answered(path: Path, wanted: Mapping[str, int]) -> set[str]:
+    """Return the names of prompts that a file of answers has, and cut off what an interruption left.
+
+    That is a last line without end, and lines of the last prompt where some of its answers are missing.
+
+    Args:
+        path: the file.
+        wanted: how many lines each prompt has, by its name.
 
     Raises:
         NamedFileError: a line is no answer.
@@ -111,17 +117,23 @@ def answered(path: Path) -> set[str]:
     content = path.read_bytes()
     whole = content.rpartition(b"\n")[0]
     kept = len(whole) + 1 if whole or content.startswith(b"\n") else 0
-    if kept < len(content):
-        os.truncate(path, kept)
-    found = set()
-    for at, line in enumerate(content[:kept].splitlines(), start=1):
+    lines = content[:kept].splitlines(keepends=True)
+    names = []
+    for at, line in enumerate(lines, start=1):
         try:
-            found.add(str(json.loads(line)["id"]))
+            names.append(str(json.loads(line)["id"]))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise NamedFileError(
                 _ANSWERS, f"{path}:{at}", "is no answer of generate", "name another file"
             ) from error
-    return found
+    last = names[-1] if names else ""
+    if names and names.count(last) < wanted.get(last, 1):
+        while names and names[-1] == last:
+            names.pop()
+            kept -= len(lines.pop())
+    if kept < len(content):
+        os.truncate(path, kept)
+    return set(names)
 
 
 def parts(prompts: Sequence[Prompt], size: int) -> Iterator[Sequence[Prompt]]:
