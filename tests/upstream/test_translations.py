@@ -10,6 +10,10 @@ from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
 
 EXPERTS = "--num-layers 4 --num-experts 4"
+BY_BEST = (
+    "--moe-router-load-balancing-type group_limited_greedy --moe-router-num-groups 2 "
+    "--moe-router-group-topk 1"
+)
 MLA = "--multi-latent-attention"
 YARN = "--rope-scaling-type yarn"
 SPECS = "mindspeed_llm.tasks.models.spec"
@@ -83,6 +87,31 @@ def parse(text, host="standalone"):
                 "moe_router_pre_softmax": True,
                 "moe_router_num_groups": None,
             },
+        ),
+        (
+            f"{EXPERTS} {BY_BEST} --moe-router-topk-scaling-factor 16",
+            {
+                "moe_router_best_of_group": True,
+                "moe_router_load_balancing_type": ["aux_loss"],
+                "moe_router_pre_softmax": True,
+                "moe_router_num_groups": 2,
+                "moe_router_group_topk": 1,
+                "moe_router_topk_scaling_factor": 16.0,
+            },
+        ),
+        (
+            f"{EXPERTS} {BY_BEST} --seq-aux --norm-topk-prob --moe-router-pre-softmax "
+            "--moe-router-topk-scaling-factor 16",
+            {
+                "moe_router_best_of_group": True,
+                "moe_router_load_balancing_type": ["seq_aux_loss"],
+                "moe_router_pre_softmax": False,
+                "moe_router_topk_scaling_factor": None,
+            },
+        ),
+        (
+            f"{EXPERTS} {BY_BEST} --norm-topk-prob --moe-router-topk 1",
+            {"moe_router_best_of_group": True, "moe_router_pre_softmax": True},
         ),
         (f"{EXPERTS} --shared-expert-gate", {"moe_shared_expert_gate": True}),
         (f"{EXPERTS} --router-gating-in-fp32 --topk-softmax-in-fp32", {"moe_router_dtype": "fp32"}),
@@ -229,6 +258,12 @@ def test_a_package_that_declares_a_spelling_reads_it_itself():
     parsed = flag_set(registry, "standalone").parse(shlex.split(f"{EXPERTS} --first-k-dense-replace 1"))
     assert parsed.flag_notes == ()
     assert parsed.args.first_k_dense_replace == 1
+
+
+def test_groups_by_their_best_expert_are_refused_where_nobody_ranks_them_so():
+    parsed = flag_set(Registry.of(()), "standalone").parse(shlex.split(f"{EXPERTS} {BY_BEST}"))
+    (problem,) = [one for one in parsed.problems if one.flag == "--moe-router-load-balancing-type"]
+    assert "is the nearest" in problem.remedy
 
 
 FSDP2 = "--use-torch-fsdp2 --bf16 --fsdp2-config-path"

@@ -30,6 +30,7 @@ from mindspeed_megatron.upstream.given import (
     Translated,
     Translation,
 )
+from mindspeed_megatron.upstream.routing import balancing_type, normalized_weights, sequence_loss
 from mindspeed_megatron.upstream.verdicts import MEGATRON_LM, MINDSPEED, MINDSPEED_LLM
 
 
@@ -86,77 +87,6 @@ def first_dense_layers(given: Given, line: Line) -> Outcome:
     else:
         pattern = f"[{','.join(str(int(i >= dense and i % step == 0)) for i in range(int(layers)))}]"
     return Translated(("--moe-layer-freq", pattern), without=("--moe-layer-freq",))
-
-
-def normalized_weights(given: Given, line: Line) -> Outcome:
-    """``--norm-topk-prob``: weights of the chosen experts are divided by their sum."""
-    if not line.has("--num-experts"):
-        return ChangesNothing("the model has no experts")
-    if line.value("--moe-router-score-function", "softmax") == "sigmoid":
-        return ChangesNothing("weights of a sigmoid are always divided by their sum")
-    balancing = line.value("--moe-router-load-balancing-type", "aux_loss")
-    if balancing not in ("aux_loss", "softmax_topk"):
-        return ChangesNothing(f"MindSpeed-LLM reads it with aux_loss alone, not with {balancing}")
-    if not line.has("--moe-router-pre-softmax"):
-        return ChangesNothing("the softmax is over the chosen experts, whose weights add up to one")
-    if line.has("--moe-router-topk-scaling-factor"):
-        return Refused(
-            "dividing by the sum would undo --moe-router-topk-scaling-factor, as it does in MindSpeed-LLM",
-            "leave out one of the two",
-        )
-    return Translated(
-        (),
-        "a softmax over all experts, divided by the sum of the chosen ones, is a softmax over these",
-        without=("--moe-router-pre-softmax",),
-    )
-
-
-def sequence_loss(given: Given, line: Line) -> Outcome:
-    """``--seq-aux``: the balancing loss of each sequence."""
-    if not line.has("--num-experts"):
-        return ChangesNothing("the model has no experts")
-    words = line.words("--moe-router-load-balancing-type")
-    if "seq_aux_loss" in words:
-        return ChangesNothing("--moe-router-load-balancing-type seq_aux_loss says the same")
-    if words == ("pai_megatron_aux_loss",):
-        return ChangesNothing("MindSpeed-LLM does not read it with pai_megatron_aux_loss")
-    if words not in ((), ("none",)):
-        return Refused(
-            f"--moe-router-load-balancing-type {' '.join(words)} asks for another loss",
-            "keep one of the two; --moe-router-load-balancing-type seq_aux_loss is the loss of each sequence",
-        )
-    if words and not line.number("--moe-aux-loss-coeff", 0.0):
-        return ChangesNothing("its loss has the factor --moe-aux-loss-coeff, which is zero")
-    return Translated(
-        ("--moe-router-load-balancing-type", "seq_aux_loss"),
-        "the loss is computed without the bias of --moe-router-enable-expert-bias",
-        without=("--moe-router-load-balancing-type",),
-    )
-
-
-def balancing_type(given: Given, line: Line) -> Outcome | None:
-    """``--moe-router-load-balancing-type pai_megatron_aux_loss``, and types without a counterpart."""
-    if given.words == ("pai_megatron_aux_loss",):
-        return Translated(
-            ("--moe-router-load-balancing-type", "aux_loss", "--moe-router-pre-softmax"),
-            "the loss and the softmax over all experts are these; it reads neither groups nor a factor",
-            without=(
-                "--moe-router-pre-softmax",
-                "--moe-router-topk-scaling-factor",
-                "--moe-router-num-groups",
-                "--moe-router-group-topk",
-            ),
-        )
-    nearest = {
-        "softmax_topk": "none with --moe-router-pre-softmax is the nearest",
-        "sparsemixer_topk": "sinkhorn or aux_loss are there",
-        "group_limited_greedy": "aux_loss with --moe-router-num-groups and --moe-router-group-topk is the "
-        "nearest",
-    }
-    word = given.words[0] if len(given.words) == 1 else ""
-    if word in nearest:
-        return Refused(f"{word} is a router of MindSpeed-LLM's own", nearest[word])
-    return None
 
 
 def rope_scaling(given: Given, line: Line) -> Outcome:
@@ -357,7 +287,8 @@ TRANSLATIONS: Mapping[str, Entry] = {
     "--moe-router-load-balancing-type": Entry(
         MINDSPEED_LLM,
         balancing_type,
-        "pai_megatron_aux_loss as `aux_loss --moe-router-pre-softmax`",
+        "pai_megatron_aux_loss as `aux_loss --moe-router-pre-softmax`, group_limited_greedy as these with "
+        "`--moe-router-best-of-group`",
         NO_CHOICE,
     ),
     "--rope-scaling-type": Entry(
