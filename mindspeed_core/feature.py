@@ -296,6 +296,9 @@ class Feature:
     """Fact: two runs give the same bits."""
     affects_checkpoint: ClassVar[bool | None] = None
     """Fact: a checkpoint written with it cannot be read without it."""
+    checkpoint_as: ClassVar[str] = ""
+    """Fact: the feature whose checkpoints are those of this one, which computes the same in another way; each
+    reads the other's."""
     formulas: ClassVar[Mapping[str, str]] = {}
     """Fact: closed formulas (``flop``, ``bytes_sent``, ``activation_bytes``) over argument names, of one
     layer, rank and micro-batch; ``activation_bytes.npu`` is that of a platform whose kernel keeps

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from mindspeed_core.activation import plan_for
-from mindspeed_core.errors import DataError
+from mindspeed_core.activation import plan_for, prepare
+from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.registry import Registry
-from mindspeed_megatron.plan_resume import compare_plans
+from mindspeed_megatron.plan_resume import compare_plans, plan_change
 from mindspeed_models.families import families
 from mindspeed_models.features import DECLARATIONS
 from mindspeed_models.weights.needed_features import plan_for_manifest
@@ -49,6 +49,24 @@ def test_a_load_is_accepted_with_the_features_of_the_model_and_refused_without(f
     refused = compare_plans(found, without, AFFECTS).breaking
     assert len(refused) == len(NEEDED[family])
     assert all("was active when it was written (add --" in each for each in refused)
+
+
+@pytest.mark.parametrize("kind", ["0", "2"])
+def test_biases_by_distance_are_the_same_however_the_kernel_gets_them(kind, tmp_path):
+    found = saved(tiny("bloom"), "bloom")
+    (tmp_path / "config.json").write_text(json.dumps(tiny("bloom")))
+    flags = [*TRAIN, "--model", "bloom", "--model-config", str(tmp_path), "--alibi-fusion-attn-type", kind]
+    with prepare(flags, platform="cpu", host="standalone", registry=INSTALLED) as session:
+        assert ("alibi-tensor" in session.plan.names) == (kind == "0")
+        assert plan_change(session, found).breaking == ()
+
+
+def test_biases_by_the_root_of_the_distance_are_another_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(tiny("bloom")))
+    flags = [*TRAIN, "--model", "bloom", "--model-config", str(tmp_path), "--alibi-fusion-attn-type", "3"]
+    with pytest.raises(UserError, match="--alibi-fusion-attn-type is 3, the model has 2"):
+        plan_for(flags, platform="cpu", host="standalone", registry=INSTALLED)
+    plan_for([*flags, "--override-model-config"], platform="cpu", host="standalone", registry=INSTALLED)
 
 
 def test_a_choice_of_groups_by_their_best_expert_is_needed_too():

@@ -31,7 +31,10 @@ class PlanChange:
 
 
 def compare_plans(
-    saved: Mapping[str, Any], current: Mapping[str, Any], affects_checkpoint: Mapping[str, bool]
+    saved: Mapping[str, Any],
+    current: Mapping[str, Any],
+    affects_checkpoint: Mapping[str, bool],
+    counts_as: Mapping[str, str] | None = None,
 ) -> PlanChange:
     """Compare two plans as `Plan.as_dict` gives them.
 
@@ -40,9 +43,13 @@ def compare_plans(
         current: this run's plan.
         affects_checkpoint: whether a checkpoint needs a feature, for those that are installed; of others the
             saved plan says it, and one that says nothing is taken to affect it.
+        counts_as: the feature whose checkpoints are another one's too, by name of that one.
     """
     before = _features(saved)
     now = _features(current)
+    standing = counts_as or {}
+    read_there = {standing.get(name, name) for name in before}
+    read_here = {standing.get(name, name) for name in now}
     breaking: list[str] = []
     harmless: list[str] = []
     for name in [*before, *now]:
@@ -53,6 +60,8 @@ def compare_plans(
         origin = before[name] if removed else now[name]
         stated = origin.get("affects_checkpoint")
         needed = affects_checkpoint.get(name, removed if stated is None else bool(stated))
+        # Another feature that computes the same reads it, and writes the same.
+        needed = needed and standing.get(name, name) not in (read_here if removed else read_there)
         if needed:
             installed = name in affects_checkpoint
             way = f"{origin.get('why') or 'its flag'}" if installed else f"pip install {origin.get('dist')}"
@@ -79,7 +88,10 @@ def plan_change(session: Session, saved: Mapping[str, Any]) -> PlanChange:
     """Compare a checkpoint's plan, as `Plan.as_dict` gives it, with the session's."""
     records = session.registry.features
     affects = {name: bool(record.cls.affects_checkpoint) for name, record in records.items()}
-    return compare_plans(saved, session.plan.as_dict(), affects)
+    counts_as = {
+        name: record.cls.checkpoint_as for name, record in records.items() if record.cls.checkpoint_as
+    }
+    return compare_plans(saved, session.plan.as_dict(), affects, counts_as)
 
 
 def check_plan(

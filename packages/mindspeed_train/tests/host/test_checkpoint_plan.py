@@ -45,6 +45,18 @@ def test_an_added_feature_that_affects_checkpoints_breaks():
     assert "drop --a" in compare(plan(), plan("a"), a=True).breaking[0]
 
 
+@pytest.mark.parametrize(("then", "today"), [("slow", "fast"), ("fast", "slow")])
+def test_a_feature_that_computes_the_same_reads_the_others_checkpoints(then, today):
+    affects, counts_as = {"fast": True, "slow": True}, {"fast": "slow"}
+    change = plans.compare_plans(plan(then), plan(today), affects, counts_as)
+    assert change.breaking == ()
+    assert change.harmless == (
+        f"{then} was active when it was written",
+        f"{today} was not active when it was written",
+    )
+    assert "fast was active" in plans.compare_plans(plan("fast"), plan(), affects, counts_as).breaking[0]
+
+
 def test_a_feature_that_does_not_affect_checkpoints_is_harmless():
     change = compare(plan("a"), plan(), a=False)
     assert change.breaking == ()

@@ -6,11 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_models.model_plan import ALIBI
 from mindspeed_models.recipe import ModelPlan
 
 OVERRIDE = "--override-model-config"
 _OF_FILES = ("vocab_size",)
 """Arguments that a tokenizer or a padding may change without changing the model."""
+_ALIBI_KIND, _OF_ROOTS = "alibi_fusion_attn_type", 3
+"""Of the flag's values, the one by which biases are another function; published models have multiples of the
+distance."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ def contradictions(plan: ModelPlan, args: Any, *, built: bool = False) -> Iterat
             continue
         if name not in _OF_FILES and given is not None and not _same(plan, name, given, value):
             yield Contradiction(name, given, value)
+    kind = getattr(args, _ALIBI_KIND, None)
+    if plan.value("position_embedding_type") == ALIBI and kind == _OF_ROOTS != plan.value(_ALIBI_KIND):
+        yield Contradiction(_ALIBI_KIND, kind, 2)
 
 
 def with_given(plan: ModelPlan, differing: Iterable[Contradiction]) -> ModelPlan:

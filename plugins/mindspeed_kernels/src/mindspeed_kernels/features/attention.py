@@ -284,6 +284,7 @@ class AlibiTensor(Alibi):
 
     name = "alibi-tensor"
     summary = "Give the attention kernel ALiBi as a tensor (--alibi-fusion-attn-type 0)"
+    checkpoint_as = "alibi"
     verify = (
         *across(_ALIBI_TENSOR, (*_ALIBI, *_BY_DEFINITION), LAYOUTS[:2], model=(*LONG, *GQA), tolerance=2e-5),
         resumed(_ALIBI_TENSOR, (*LONG, *GQA), tolerance=2e-5),
