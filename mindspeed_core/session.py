@@ -369,12 +369,16 @@ class Session:
         actions, self._at_close = self._at_close, []
         return (
             *reversed(actions),
-            self.instances.revert,
+            self._leave_instances,
             self._leave_groups,
             lambda: self.platform.close(self),
             self.ledger.revert,
             self._restore_environment,
         )
+
+    def _leave_instances(self) -> None:
+        """Undo changes of built instances; a session that is opened anew overrides it, and keeps them."""
+        self.instances.revert()
 
     def _leave_groups(self) -> None:
         # A world that is still there may see another session. torch may name a group after its ranks and

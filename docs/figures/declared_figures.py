@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from drawing import Drawing
+from shapes import Drawing
 
 from mindspeed_core.feature import PROJECT
 from mindspeed_core.hooks import STAGE_MODULES

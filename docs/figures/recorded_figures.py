@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from drawing import Drawing
+from shapes import Drawing
 
 HERE = Path(__file__).resolve().parent
 PLAN = HERE.parents[1] / "examples" / "plan_before_launch" / "plan.md"

@@ -11,6 +11,7 @@ from mindspeed_core.resolver.remedies import to_avoid
 from mindspeed_core.resolver.request import Request, condition_text, join_names, parenthesized
 from mindspeed_core.resolver.requirements import unmet
 from mindspeed_core.resolver.selection import Selection
+from mindspeed_core.terminal.foreign_text import clean
 
 
 def fill_slots(request: Request, active: Sequence[str]) -> dict[str, str]:
@@ -117,7 +118,8 @@ def collect_patches(request: Request, active: Sequence[str]) -> dict[str, tuple[
 def _keep_one(request: Request, code: str, names: Sequence[str], reason: str) -> None:
     """Report several features of which only one can be active."""
     flags = ", ".join(request.flag_or_name(name) for name in names)
-    request.problem(code, names[0], reason, f"keep one of {flags}")
+    asked = next((name for name in names if request.causing_flag(name)), names[0])
+    request.problem(code, asked, reason, f"keep one of {flags}")
 
 
 def check_arguments(request: Request, selection: Selection, active: Sequence[str]) -> list[HeldBack]:
@@ -143,7 +145,7 @@ def check_arguments(request: Request, selection: Selection, active: Sequence[str
             complaints = [] if unasked else [why]
         for complaint in complaints:
             remedy = f"give what it asks for, or drop {request.flag_or_name(name)}"
-            request.problem("E-VALIDATE", name, complaint, remedy)
+            request.problem("E-VALIDATE", name, clean(complaint, lines=True), remedy)
     return left_out
 
 
@@ -159,7 +161,7 @@ def collect_notes(request: Request, order: Sequence[str]) -> list[Note]:
             sentences = [answer] if isinstance(answer, str) else [str(sentence) for sentence in answer]
         except (Exception, SystemExit) as error:
             sentences = [request.failure(name, "notes()", error)]
-        notes += [Note(name, sentence) for sentence in sentences]
+        notes += [Note(name, clean(sentence, lines=True)) for sentence in sentences]
     for option, broken in request.registry.shared_with_broken.items():
         if request.given_as(option):
             notes.append(Note(broken.feature, f"{option} is its flag too, but {broken}"))

@@ -8,6 +8,9 @@ import re
 import pytest
 from built_pages import Addresses, internal, navigation
 from markdown_files import ROOT, files, read
+from search_ranking import Search
+from search_words import WORDS
+from wanted_pages import WANTED
 
 NAVIGATION_BYTES = 24_000
 """Most that the sidebar of a page may take, which every page repeats; it was 61,000 once."""
@@ -155,3 +158,28 @@ def test_the_page_of_a_feature_holds_its_text_and_its_declarations(site):
     assert "core-attention" in page
     assert "#use-flash-attn" in page
     assert "How it works</a>" not in page
+
+
+@pytest.fixture(scope="module")
+def search(index) -> Search:
+    return Search(index)
+
+
+@pytest.mark.parametrize("query", WANTED)
+def test_the_page_that_answers_a_word_is_among_the_first_three(search, query):
+    assert WANTED[query] in search.pages(query)[:3]
+
+
+def test_proofs_and_shown_files_are_not_searched_and_lists_come_last(index, search):
+    heads = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    found = search.pages("checkpoint")
+    lists = [page for page in found if page.startswith("reference/")]
+
+    assert [page for page in heads if page.startswith(("proofs/", "source/"))] == []
+    assert lists
+    assert found.index("checkpoints.html") < 3
+    assert [page for page in found[:20] if page in lists] == []
+
+
+def test_the_words_of_the_search_belong_to_pages(pages):
+    assert [page for page in WORDS if page.replace(".md", ".html") not in pages] == []

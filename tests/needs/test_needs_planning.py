@@ -126,5 +126,5 @@ def test_a_plugins_command_runs_without_a_process_group():
 
 def test_a_plugins_command_reports_wrong_flags_like_the_programs_own():
     result = CliRunner().invoke(program, ["toy-size", "--num-layer", "4"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--num-layers" in result.output

@@ -66,12 +66,12 @@ def test_a_requirement_that_does_not_hold_ends_the_program_with_one_message(runs
 
 
 def test_an_unknown_flag_gets_a_suggestion(runs):
-    assert runs["unknown"]["status"] == 1
+    assert runs["unknown"]["status"] == 2
     assert "did you mean --scaled-tokens" in runs["unknown"]["err"]
 
 
 def test_a_wrong_value_names_the_flag(runs):
-    assert runs["value"]["status"] == 1
+    assert runs["value"]["status"] == 2
     assert "--scaled-tokens" in runs["value"]["err"]
 
 

@@ -1,10 +1,6 @@
-"""The search leads to the page that explains a word, not to those that list it."""
+"""Words that users type into the search, and the page that answers each."""
 
 from __future__ import annotations
-
-import pytest
-from search_ranking import Search
-from search_words import WORDS
 
 MEMORY = "features/mindspeed-memory"
 WANTED = {
@@ -47,28 +43,3 @@ WANTED = {
     "故障": "fault-tolerance.zh-CN.html",
 }
 """What users type: the page that answers it."""
-
-
-@pytest.fixture(scope="module")
-def search(index) -> Search:
-    return Search(index)
-
-
-@pytest.mark.parametrize("query", WANTED)
-def test_the_page_that_answers_a_word_is_among_the_first_three(search, query):
-    assert WANTED[query] in search.pages(query)[:3]
-
-
-def test_proofs_and_shown_files_are_not_searched_and_lists_come_last(index, search):
-    heads = {entry["location"].partition("#")[0] for entry in index["docs"]}
-    found = search.pages("checkpoint")
-    lists = [page for page in found if page.startswith("reference/")]
-
-    assert [page for page in heads if page.startswith(("proofs/", "source/"))] == []
-    assert lists
-    assert found.index("checkpoints.html") < 3
-    assert [page for page in found[:20] if page in lists] == []
-
-
-def test_the_words_of_the_search_belong_to_pages(pages):
-    assert [page for page in WORDS if page.replace(".md", ".html") not in pages] == []
