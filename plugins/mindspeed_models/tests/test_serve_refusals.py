@@ -160,13 +160,13 @@ def test_a_slow_body_is_given_up(served):
     began = time.monotonic()
     answer = raw(served, head + b"Content-Length: 100\r\n\r\n{", finish=False)
     assert answer.split(b" ", 2)[1] == b"408"
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 60
 
 
 def test_a_slow_head_is_given_up(served):
     began = time.monotonic()
     raw(served, b"GET /health HTTP/1.1\r\nHost: loc", finish=False)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 60
 
 
 def test_a_page_of_another_site_is_not_answered(served):
