@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Patch, Requirement, Scenario
+from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Requirement, Scenario, hookimpl
 from mindspeed_optim.features.proofs import BF16, PLAIN, SHARDED
 
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+_TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 _STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategies of Megatron-FSDP by stage of ZeRO."""
 _MANY = 16
@@ -120,15 +124,6 @@ class QuantGrads(Feature):
         Conflict(flag="--use-torch-fsdp2", reason="it keeps gradients of its own"),
         Conflict(flag="--use-megatron-fsdp", reason="it keeps gradients in buffers of its own"),
     )
-    patches = (
-        Patch(
-            target="megatron.core.distributed.param_and_grad_buffer:dist_reduce_scatter_func",
-            new="megatron.core.distributed.reduce_scatter_with_fp32_accumulation:"
-            "reduce_scatter_with_fp32_accumulation",
-            reason="megatron-core sets it for the whole process, and never back",
-            versions="megatron-core>=0.16,<0.20",
-        ),
-    )
     modes = ("train",)
     docs = "mindspeed_optim:docs/opt-quant-grads.md"
     fake_tensors = True
@@ -145,7 +140,25 @@ class QuantGrads(Feature):
             compare=("losses", "gradients"),
             gains=(Gain("gradient_bytes", 0.5),),
         ),
+        # Sequence parallelism reduces and scatters by the function that gradients are not summed with.
+        Scenario(
+            "tp2-sp",
+            flags=(*PLAIN, *BF16, *SHARDED, *_TP2, "--quant-grads"),
+            baseline=(*PLAIN, *BF16, *SHARDED, *_TP2),
+            world_size=2,
+            steps=1,
+            tolerance=1e-2,
+            compare=("losses", "gradients"),
+        ),
     )
+
+    @hookimpl(wrapper=True)
+    def build_ddp_config(self, session: Session) -> Generator[None, Any, Any]:
+        """Remember what buckets replace for the whole process."""
+        from mindspeed_optim.kept_reduction import keep_reduction
+
+        keep_reduction(session)
+        return (yield)
 
     @classmethod
     def presets(cls, args: Namespace) -> Mapping[str, Any]:
