@@ -72,7 +72,7 @@ class Terminal:
         os.write(self.terminal, text.encode())
 
     def interrupt(self, answer):
-        """Type Ctrl-C until it is answered: Python sees one right behind the prompt with the next key alone."""
+        """Type Ctrl-C until it is answered: one right behind the prompt is seen with the next key alone."""
         for _ in range(20):
             self.type("\x03")
             with contextlib.suppress(AssertionError):
