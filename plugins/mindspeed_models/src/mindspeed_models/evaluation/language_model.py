@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mindspeed_models.inference.loaded import LoadedModel
 
 T = TypeVar("T")
+Asked = TypeVar("Asked", bound=tuple[Any, ...])
+"""A question in a batch, behind its key."""
 Pair = tuple[list[int], list[int]]
 FAILED = float("nan")
 """Log-likelihood of a continuation that could not be scored."""
@@ -174,9 +176,12 @@ class LanguageModel(TemplateLM):
             seed=self._seed,
         )
 
-    def _generate(self, batch: Sequence[tuple[str, list[Any], GenerationRequest]]) -> None:
+    def _answered(
+        self, batch: Sequence[Asked], ask: Callable[[Sequence[Asked]], Sequence[Any]]
+    ) -> Iterator[tuple[Asked, Any]]:
+        """Yield each entry with its answer; of a batch that is refused the halves are asked, down to one."""
         try:
-            answers = self._model.generate_requests([request for _, _, request in batch], None)
+            answers = ask(batch)
         except LostPeerError:
             raise
         except UserError as error:
@@ -184,10 +189,16 @@ class LanguageModel(TemplateLM):
                 self.errors[batch[0][0]] = str(error)
                 return
             half = len(batch) // 2
-            self._generate(batch[:half])
-            self._generate(batch[half:])
+            yield from self._answered(batch[:half], ask)
+            yield from self._answered(batch[half:], ask)
             return
-        for (_, question, request), answer in zip(batch, answers, strict=True):
+        yield from zip(batch, answers, strict=True)
+
+    def _generate(self, batch: Sequence[tuple[str, list[Any], GenerationRequest]]) -> None:
+        def ask(part: Sequence[tuple[str, list[Any], GenerationRequest]]) -> Sequence[Any]:
+            return self._model.generate_requests([request for _, _, request in part], None)
+
+        for (_, question, request), answer in self._answered(batch, ask):
             text = answer.text
             for stop in request.settings.stop:
                 text = text.split(stop)[0]
@@ -218,19 +229,10 @@ class LanguageModel(TemplateLM):
         return [(float(value), bool(greedy)) for value, greedy in results]
 
     def _score(self, batch: Sequence[tuple[str, list[Any]]]) -> None:
-        try:
-            scores = self._model.score([(question[1], question[2]) for _, question in batch])
-        except LostPeerError:
-            raise
-        except UserError as error:
-            if len(batch) == 1:
-                self.errors[batch[0][0]] = str(error)
-                return
-            half = len(batch) // 2
-            self._score(batch[:half])
-            self._score(batch[half:])
-            return
-        for (key, question), score in zip(batch, scores, strict=True):
+        def ask(part: Sequence[tuple[str, list[Any]]]) -> Sequence[Any]:
+            return self._model.score([(question[1], question[2]) for _, question in part])
+
+        for (key, question), score in self._answered(batch, ask):
             if math.isfinite(score.logprob):
                 self._log.put(question, [score.logprob, score.greedy])
             else:
