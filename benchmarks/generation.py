@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from llama_folder import write_llama
 from machine import write
 
 from mindspeed_testing.worlds import run_world
@@ -25,26 +26,6 @@ from mindspeed_testing.worlds import run_world
 PROMPT, NEW, LATE = 32, 96, 512
 BATCH, CHUNK, LONG = 8, 64, 448
 VOCABULARY = 4096
-
-
-def write_model(folder: Path, layers: int, width: int) -> None:
-    """Write a LLaMA of that size with random weights."""
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=width,
-        intermediate_size=int(width * 2.75),
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=1024,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def prompt_of(length: int, number: int = 0) -> list[int]:
@@ -187,7 +168,7 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         folder = str(Path(root) / "model")
-        write_model(Path(folder), given.layers, given.width)
+        write_llama(Path(folder), given.layers, given.width, VOCABULARY)
         (times,) = run_world(timed, 1, folder, given.turns, timeout=1800)
         (scores,) = run_world(scores_of_prefill, 1, folder)
         tensor = run_world(sent, 2, folder, {"tp": 2})[0]

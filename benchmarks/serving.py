@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from llama_folder import write_llama
 from machine import write
 
 from mindspeed_testing.worlds import run_world
@@ -33,23 +34,9 @@ PROMPT = "the cat saw a dog and it ran to its house where nobody had ever been b
 
 def write_model(folder: Path, layers: int, width: int) -> None:
     """Write a LLaMA of that size with random weights, and a tokenizer of bytes."""
-    import torch
-    import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=width,
-        intermediate_size=int(width * 2.75),
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=1024,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    write_llama(folder, layers, width, VOCABULARY)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
