@@ -334,9 +334,10 @@ def _headline(cause: Cause) -> str:
     lines = [line for line in cause.text.splitlines() if line.strip()] or [cause.kind]
     if not lines[0].startswith("Traceback"):
         return f"failed: {lines[0].strip().removeprefix('error: ')}"
-    # Below the frames of a traceback is its error, and then perhaps notes.
-    frames = [number for number, line in enumerate(lines) if line.startswith("  ")]
-    return f"failed: {lines[min(frames[-1] + 1, len(lines) - 1) if frames else -1].strip()}"
+    # Below the frames of a traceback is its error, and then perhaps notes, of which some are indented too.
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    below = lines[frames[-1] + 1 :] if frames else lines[1:]
+    return f"failed: {next((line for line in below if not line.startswith(' ')), lines[-1]).strip()}"
 
 
 def _read(selector: selectors.BaseSelector, timeout: float | None, pulses: hang.Pulses) -> None:
