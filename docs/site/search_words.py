@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-EVIDENCE = ("source/", "proofs/")
-"""Pages that show files and results: out of the search."""
+EVIDENCE = ("source/", "proofs/", "reading/")
+"""Pages that show files, results and pictures of pages: out of the search."""
 LISTS = ("reference/", "changelog.")
 """Generated pages and lists: last, below the text of any guide."""
 GUIDE, FEATURE, CHINESE, LIST = 4.0, 1.0, 0.5, 0.001

@@ -47,6 +47,10 @@ def check_feature(feature: Any) -> list[str]:
         problems.append(f"name {feature.name!r} is not kebab-case (for instance 'fused-rmsnorm')")
     if not feature.family:
         problems.append("family is empty")
+    elif len(feature.family.split()) != 1:
+        problems.append(
+            f"family {feature.family!r} has blanks; it is typed without quotes, so join its words"
+        )
     if not feature.summary or "\n" in feature.summary:
         problems.append("summary is not one line")
     if feature.stability not in _STABILITY:

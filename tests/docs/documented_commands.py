@@ -91,9 +91,29 @@ ELSEWHERE = {
     "pytest tests/core/test_resolver.py": "a part of this suite",
     "torchrun --nproc-per-node 8 pretrain_gpt.py YOUR_FLAGS --normalization RMSNorm --use-fused-rmsnorm "
     "--use-flash-attn": "needs a checkout of Megatron-LM; tests/megatron_lm/run.sh runs its scripts",
-    "mindspeed-train --nproc 8 --max-restarts 5 --save ckpt --save-interval 500 FLAGS": (
+    "mindspeed-train --nproc 2 --max-restarts 3 --save ckpt --save-interval 5 FLAGS": (
         "packages/mindspeed_train/tests/faults starts such jobs and kills their workers"
     ),
+    "mindspeed-features plan -- --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --lrr 1e-3 "
+    "--use-fused-rmsnorm": "is refused, as the page shows; tests/core reads such lines",
+    "mindspeed-train --save checkpoints --save-interval 500 --load checkpoints FLAGS": (
+        "packages/mindspeed_train/tests/host saves and resumes in every layout"
+    ),
+    "mindspeed-train FLAGS --run-dir runs/first --log-throughput": (
+        "packages/mindspeed_train/tests/host reads what a run writes"
+    ),
+    "tail -n 1 runs/first/metrics.jsonl": "a program of every system",
+    "cp examples/clusters/slurm/train.sbatch .": "a program of every system",
+    "mindspeed-train --nproc 2 --use-torch-fsdp2 --untie-embeddings-and-output-weights FLAGS": (
+        "packages/mindspeed_train/tests/host trains so, against one process"
+    ),
+    "mindspeed-train --nproc 2 --use-megatron-fsdp --use-distributed-optimizer "
+    "--data-parallel-sharding-strategy optim_grads_params FLAGS": (
+        "packages/mindspeed_train/tests/host trains so, against one process"
+    ),
+    "python examples/library/plain_megatron_core.py": "packages/mindspeed_megatron/tests/library runs it",
+    "mindspeed-train --optimizer acme-lion --lr 1e-4 FLAGS": "tests/plugins/acme_five trains with it",
+    "mindspeed-features verify acme-lion": "tests/plugins/acme_five runs the same proofs",
     "pip install 'mindspeed-core[fsspec]' s3fs": _INSTALLS,
     "mindspeed-train data check data/text --full": (
         "packages/mindspeed_train/tests/host/test_data_files.py runs it on a dataset"

@@ -80,10 +80,10 @@ OF_OTHER_PROGRAMS = {
 }
 """Options of torchrun, Slurm, torchx, pip, docs/generate.py, pytest, benchmarks/gpu, tools/, our packages."""
 
-WIDEST_COMMAND = 72
+WIDEST_COMMAND = 70
 """Columns of a command: what a page of 390 pixels and half a screen show."""
 
-OF_EXAMPLES = {"--log-gradient-noise", "--sentences", "--some-size", "--my-flag"}
+OF_EXAMPLES = {"--log-gradient-noise", "--sentences", "--some-size", "--my-flag", "--lrr"}
 """Flags that a page declares or makes up itself."""
 
 

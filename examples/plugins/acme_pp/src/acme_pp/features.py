@@ -12,7 +12,7 @@ class EagerSchedule(Feature):
     """1F1B that runs ahead."""
 
     name = "acme-eager-1f1b"
-    family = "pipeline parallelism"
+    family = "pipeline-parallelism"
     summary = "Overlap messages of 1F1B with computation"
     requires = (Requirement(feature="pp-engine", reason="it runs the schedule"),)
     docs = "acme_pp:docs/eager.md"

@@ -20,7 +20,7 @@ class Chimera(Feature):
     """Copies of every stage that are kept alike."""
 
     name = "pp-chimera"
-    family = "pipeline parallelism"
+    family = "pipeline-parallelism"
     summary = "Run copies of the model down and up the same pipeline ranks (Chimera)"
     flags = (
         Flag(

@@ -61,7 +61,7 @@ class PipelineSchedule(Feature):
     """Any schedule through one executor."""
 
     name = ENGINE
-    family = "pipeline parallelism"
+    family = "pipeline-parallelism"
     summary = "Run pipeline schedules as data: zero-bubble, V-shaped, interleaved, or yours"
     flags = (
         Flag(

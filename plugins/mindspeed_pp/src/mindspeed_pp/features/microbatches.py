@@ -76,7 +76,7 @@ class MicrobatchSizes(Feature):
     """Small micro-batches first and last, where the pipeline fills and drains."""
 
     name = "pp-microbatches"
-    family = "pipeline parallelism"
+    family = "pipeline-parallelism"
     summary = "Use smaller micro-batches while the pipeline fills and drains"
     flags = (
         Flag(PERF_FLAG, help="Search the micro-batch sizes with the shortest simulated step."),

@@ -22,7 +22,7 @@ class MultiParameter(Feature):
     """Stages that hand on several tensors."""
 
     name = "multi-parameter"
-    family = "pipeline parallelism"
+    family = "pipeline-parallelism"
     summary = "Send several tensors between pipeline stages"
     flags = (
         Flag(_FLAG, help="Send the tensors of --pipeline-tensor-shapes from stage to stage."),

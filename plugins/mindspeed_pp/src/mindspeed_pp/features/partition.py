@@ -12,7 +12,7 @@ from mindspeed_pp.features.proofs import KEYS_PROOFS, LIST_PROOFS, NOOP_PROOFS, 
 from mindspeed_pp.stage_map import LIST, NOOP, ROWS, layers_of_stages, layout_text, numbers
 
 _KEEP = "--noop-layers-keep-numbering"
-_FAMILY = "pipeline parallelism"
+_FAMILY = "pipeline-parallelism"
 _REQUIRES = (
     Requirement(flag="--pipeline-model-parallel-size", reason="layers are distributed over pipeline stages"),
 )

@@ -13,7 +13,7 @@ class RandomPerMicrobatch(Feature):
     """Generators seeded anew for every forward pass, from step, stage and micro-batch."""
 
     name = "pp-random"
-    family = "pipeline parallelism"
+    family = "pipeline-parallelism"
     summary = "Make dropout independent of the pipeline schedule"
     flags = (
         Flag(

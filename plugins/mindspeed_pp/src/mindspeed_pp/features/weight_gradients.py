@@ -23,7 +23,7 @@ class LaterWeightGradients(Feature):
     """Linears of schedules that compute weight gradients apart."""
 
     name = "pp-weight-gradients"
-    family = "pipeline parallelism"
+    family = "pipeline-parallelism"
     summary = "Compute weight gradients when the pipeline schedule says so"
     flags = (Flag(OUTPUT_FLAG, help="Delay the weight gradient of an untied output layer too."),)
     requires = (
