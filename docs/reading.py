@@ -25,8 +25,10 @@ FOLDER = Path(__file__).resolve().parent / "reading"
 PAGE_WIDTHS, SCREEN_WIDTHS = (1280, 390), (80, 120)
 PAGE_HEIGHT = 1000
 """Pixels: what one sees of a page before scrolling, on a large screen."""
-COLOURS = 16
-"""Of a picture: text on a plain ground needs no more."""
+COLOURS = (16, 10, 6)
+"""Of a picture: text on a plain ground needs no more; fewer where it is larger than `LARGEST`."""
+LARGEST = 60_000
+"""Bytes of a picture."""
 PAGES = {
     "home": "index.html",
     "quick-start": "quick-start.html",
@@ -91,7 +93,10 @@ def photograph(site: Path, page: str, width: int, target: Path) -> None:
             timeout=120,
         )
         picture = Image.open(taken).convert("RGB").crop((0, 0, width, PAGE_HEIGHT))
-        picture.quantize(COLOURS, dither=Image.Dither.NONE).save(target, optimize=True)
+        for colours in COLOURS:
+            picture.quantize(colours, dither=Image.Dither.NONE).save(target, optimize=True)
+            if target.stat().st_size <= LARGEST:
+                break
 
 
 def take_pages(side: str, site: Path, names: Collection[str]) -> None:

@@ -19,6 +19,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "quick-start.md": ("install", "tutorial", "example"),
     "training.md": ("launch", "bf16", "precision", "batch size", "learning rate"),
     "data.md": ("dataset", "tokenizer", "jsonl", "blend"),
+    "finetuning.md": ("finetune", "finetuning", "sft", "instruction"),
     "checkpoints.md": ("resume", "save", "load", "restart", "reshard"),
     "fault-tolerance.md": ("nan", "hang", "crash", "signal", "preemption", "restart"),
     "monitoring.md": ("throughput", "mfu", "tokens per second", "tensorboard", "wandb", "log"),

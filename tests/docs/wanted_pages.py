@@ -14,6 +14,7 @@ WANTED = {
     "restart": "fault-tolerance.html",
     "dataset": "data.html",
     "tokenizer": "data.html",
+    "finetuning": "finetuning.html",
     "slurm": "clusters.html",
     "kubernetes": "clusters.html",
     "throughput": "monitoring.html",
