@@ -6,6 +6,7 @@ The same registry, flags and resolver that a training uses, without torch.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +16,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS, traceback_wanted
 from mindspeed_core.terminal.foreign_text import emit
+from mindspeed_core.terminal.listing import print_message
 from mindspeed_core.terminal.plan_text import chosen_by_presets, print_plan
 from mindspeed_core.terminal.training_flags import (
     UNPROCESSED_FLAGS,
@@ -60,7 +62,7 @@ def command(
         if as_json:
             emit(json.dumps({"ok": False, "problems": [_problem(p) for p in error.problems]}, indent=2))
         else:
-            emit(str(error))
+            print_message(str(error), sys.stdout)
         context.exit(EXIT_PROBLEMS)
     except UserError as error:
         if not as_json:

@@ -24,6 +24,8 @@ from mindspeed_core.terminal.foreign_text import clean, emit
 SEVERITIES = {"ok": "good", "note": "name", "warning": "warning", "error": "bad"}
 """Words that begin a message, and their styles."""
 _BEGINNING = re.compile(rf"^({'|'.join(SEVERITIES)}):", re.MULTILINE)
+_COMMAND = re.compile(r" *-> (mindspeed-|pip |python|torchrun |nox |export |[A-Z_]+=)")
+"""Begins a remedy that is typed as it stands."""
 _CODES = {
     "bold": "1",
     "dim": "2",
@@ -97,7 +99,8 @@ def wrap(text: str, columns: int) -> list[str]:
 def for_terminal(text: str, stream: TextIO) -> str:
     """Return a message as a stream shows it: lines wrapped between words, words of `SEVERITIES` in colour.
 
-    A word that is longer than the terminal is wide stays whole, so that it can be copied; so does a remedy.
+    A word that is longer than the terminal is wide stays whole, so that it can be copied; so does a remedy
+    that is a command.
     """
     text, limit = clean(text, lines=True), columns(stream)
     if limit is not None:
@@ -113,7 +116,7 @@ def print_message(text: str, stream: TextIO | None = None) -> None:
 
 def _unbroken(line: str, limit: int) -> str:
     behind = " " * (len(line) - len(line.lstrip()) + 4)
-    if width(line) <= limit or line.lstrip().startswith("->") or len(behind) > limit // 2:
+    if width(line) <= limit or _COMMAND.match(line) or len(behind) > limit // 2:
         return line
     lines = [""]
     for word in words(line):

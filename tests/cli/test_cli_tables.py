@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import re
 import sys
 
 import pytest
@@ -226,6 +228,29 @@ def test_a_message_breaks_between_words_and_keeps_long_words_and_remedies_whole(
         "    -> pip install --upgrade mindspeed-core mindspeed-train",
     ]
     assert for_terminal(text, io.StringIO()) == text
+
+
+def test_a_remedy_in_words_breaks_between_them(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("TERM", "dumb")
+
+    assert for_terminal("    -> write a whole number, for instance 4", Terminal()).splitlines() == [
+        "    -> write a whole number,",
+        "        for instance 4",
+    ]
+
+
+def test_the_problems_of_a_plan_break_between_words(monkeypatch):
+    from mindspeed_core.cli.features import main
+
+    monkeypatch.setenv("COLUMNS", "60")
+    terminal = Terminal()
+    with contextlib.redirect_stdout(terminal):
+        assert main(["plan", "--", "--tensor-model-parallel-size", "x"]) == 1
+
+    lines = terminal.getvalue().splitlines()
+    assert any("E-FLAG-VALUE" in line for line in lines)
+    assert [line for line in lines if len(re.sub(r"\x1b\[\d+m", "", line)) > 60] == []
 
 
 def test_severities_have_colours_where_the_stream_is_a_terminal(monkeypatch):
