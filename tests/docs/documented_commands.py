@@ -22,6 +22,7 @@ DOCUMENTS = (
     "docs/checkpoints.md",
     "docs/monitoring.md",
     "docs/fault-tolerance.md",
+    "docs/finetuning.md",
     "docs/clusters.md",
     "docs/fully-sharded.md",
     "docs/megatron-lm.md",
@@ -71,6 +72,7 @@ TRAINED = (
 
 _INSTALLS = "downloads packages; noxfile.py installs the same for every session"
 _SCAFFOLD = "writes and installs a package; tests/cli/test_scaffold.py does it in a folder of its own"
+_RUN = "needs published weights; plugins/mindspeed_models/tests runs the same steps of tiny-llama2"
 _CLUSTER = "needs a cluster; packages/mindspeed_train/tests/clusters reads the options and the files"
 
 ELSEWHERE = {
@@ -110,6 +112,21 @@ ELSEWHERE = {
     "mindspeed-train --nproc 2 --use-megatron-fsdp --use-distributed-optimizer "
     "--data-parallel-sharding-strategy optim_grads_params FLAGS": (
         "packages/mindspeed_train/tests/host trains so, against one process"
+    ),
+    "mindspeed-models run llama2-13b preprocess --hf-dir Llama-2-13b-hf/ "
+    "--instructions alpaca_data.json": _RUN,
+    "mindspeed-models run llama2-13b convert --hf-dir Llama-2-13b-hf/": _RUN,
+    "mindspeed-models run llama2-13b finetune": _RUN,
+    "mindspeed-models run llama2-13b lora": _RUN,
+    "mindspeed-models run llama2-13b merge": _RUN,
+    "mindspeed-models run llama2-13b export": _RUN,
+    "mindspeed-models preprocess --input alpaca_data.json --handler-name GeneralInstructionHandler "
+    "--tokenizer-type PretrainedFromHF --tokenizer-name-or-path llama --append-eod "
+    "--output-prefix data/alpaca": ("plugins/mindspeed_models/tests prepares such records"),
+    "mindspeed-train --pretrained-checkpoint Llama-2-13b-hf/ --load adapters --save adapters "
+    "--tokenizer-model llama --data-path data/alpaca --is-instruction-dataset --variable-seq-lengths "
+    "--lora-target-modules linear_qkv linear_proj FLAGS": (
+        "plugins/mindspeed_models/tests trains adapters on instruction data"
     ),
     "python examples/library/plain_megatron_core.py": "packages/mindspeed_megatron/tests/library runs it",
     "mindspeed-train --optimizer acme-lion --lr 1e-4 FLAGS": "tests/plugins/acme_five trains with it",
