@@ -17,7 +17,7 @@ from mindspeed_testing.scenarios import scenario_parameters
 from mindspeed_testing.verify import verify
 from mindspeed_train import loop
 
-PLUGINS = ("memory", "moe", "tp", "pp", "cp", "kernels", "profile")
+PLUGINS = ("memory", "moe", "tp", "pp", "cp", "kernels", "optim", "models", "profile", "tune")
 BATCH = ("--global-batch-size", "4")
 PP2 = ("--pipeline-model-parallel-size", "2")
 CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2")
