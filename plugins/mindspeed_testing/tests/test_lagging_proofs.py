@@ -36,6 +36,7 @@ TRAININGS = {
         *("--recompute-granularity", "selective", "--recompute-modules", "layernorm"),
     ),
     "messages of pipeline stages": (*PP2, "--pipeline-schedule", "zbv"),
+    "batches that workers read ahead": ("--num-workers", "2"),
     "losses that are summed beside the update": ("--async-log-allreduce",),
     "operands of pipeline stages on the host": (*PP2, *CHUNKS, "--use-nanopipe", "--use-nanopipe-swap"),
     "outputs of interleaved stages": (*PP2, *CHUNKS),
@@ -49,6 +50,7 @@ TRAININGS = {
 LATER = (
     *("operands of pipeline stages on the host", "outputs of interleaved stages"),
     *("layers computed again in the bubble", "norms that are dropped when they were gathered"),
+    "batches that workers read ahead",
 )
 EARLY = ("layers computed again in advance", "layers computed again in the bubble")
 
