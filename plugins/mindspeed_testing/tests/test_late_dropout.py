@@ -1,4 +1,4 @@
-"""What is dropped does not depend on who looks: hooks of saved tensors, traced steps, compiled functions."""
+"""Dropout does not depend on who looks: hooks of saved tensors, traced steps, compiled functions."""
 
 import pytest
 

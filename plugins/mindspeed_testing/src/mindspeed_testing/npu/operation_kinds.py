@@ -1,4 +1,4 @@
-"""What the value device knows of an operation before it sees a call, found out once for each."""
+"""Facts of operations that the value device needs before it sees a call, found out once for each."""
 
 from __future__ import annotations
 
