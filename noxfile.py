@@ -84,8 +84,8 @@ OF_THE_NEWEST = (
     "packages/mindspeed_train/tests/host/test_megatron_fsdp.py",
 )
 """Tests that an older megatron-core is not held to."""
-TRITON = ("triton>=3.4; platform_system == 'Linux'",)
-"""For the kernels of mindspeed-kernels; a torch that is built for CUDA brings it."""
+TRITON = ("triton>=3.4; platform_system == 'Linux'", "liger-kernel>=0.8; platform_system == 'Linux'")
+"""For kernels of mindspeed-kernels, and those that it calls; a torch that is built for CUDA brings Triton."""
 THREADS = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 """One thread a process; sources of the tree are compiled once, not in each of thousands of processes."""
 SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile", "--max-worker-restart", "3")

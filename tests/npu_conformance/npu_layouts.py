@@ -25,6 +25,7 @@ def four_ranks(name: str, *flags: str, model: tuple[str, ...] = (), tolerance: f
         baseline=(*MODEL, *model),
         world_size=4,
         baseline_world_size=1,
+        steps=2,
         tolerance=tolerance,
     )
 

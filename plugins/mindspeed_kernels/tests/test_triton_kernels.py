@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from triton_cases import CASES
+from triton_cases import CASES, LIGER
 from triton_cases import OPERATORS as WITH_KERNELS
 
 from mindspeed_kernels.call import Call
@@ -35,7 +35,7 @@ def interpreted():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *LIGER])
 def test_a_kernel_computes_the_definition(interpreted, name):
     assert interpreted[name] == ""
 

@@ -6,6 +6,7 @@ Prints one JSON object: the largest error of every case over what is allowed, or
 import json
 import os
 import traceback
+from importlib.util import find_spec
 
 FLOATS = ("float32", "bfloat16", "float16")
 OPERATORS = ("rms_norm", "swiglu", "npu_rotary_position_embedding", "cross_entropy")
@@ -27,7 +28,12 @@ CASES = (
     "cross entropy of a part of the vocabulary",
     "cross entropy of logits that are minus infinity",
     "rotation where angles learn",
+    "every kernel was run",
 )
+LIGER = tuple(
+    f"Liger-Kernel's swiglu in {dtype}" for dtype in ("float32", "float16") if find_spec("liger_kernel")
+)
+"""Cases of the backend ``liger``, where the package is installed; its norm calls the library of a device."""
 # Triton's interpreter cuts the digits that do not fit into 16 bits, where a device rounds.
 ALLOWED = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}
 
@@ -39,15 +45,15 @@ def case(name):
     from mindspeed_kernels.device_kernels import rms_norm
     from mindspeed_kernels.ops import OPERATORS as OPS
 
-    def compared(operator, tensors, options=(), dtype="float32"):
+    def compared(operator, tensors, options=(), dtype="float32", backend="triton"):
         """Compare result and gradients with the reference, relative to their size."""
         found = []
-        for backend in ("triton", "reference"):
+        for one in (backend, "reference"):
             leaves = [
                 tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors
             ]
             shaped = [leaf if index else view(leaf) for index, leaf in enumerate(leaves)]
-            result = OPS[operator].backends[backend].function(*shaped, *options)
+            result = OPS[operator].backends[one].function(*shaped, *options)
             torch.manual_seed(1)
             result.backward(torch.randn(result.shape).to(result))
             found.append([result.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
@@ -91,6 +97,11 @@ def case(name):
         # More rows than programs of backward, of which each then walks through several.
         rms_norm._PROGRAMS = 8
         compared("rms_norm", (torch.randn(30, 1, 1100).bfloat16(), gamma), options, "bfloat16")
+    elif name in LIGER:
+        dtype = name.rpartition(" in ")[2]
+        compared("swiglu", (torch.randn(30, 2, 96).to(getattr(torch, dtype)),), (), dtype, "liger")
+    elif name == "every kernel was run":
+        assert kernels() - LAUNCHED == set()
     elif name == "swiglu of wide rows that lie apart":
 
         def view(tensor):
@@ -110,9 +121,52 @@ def case(name):
         raise ValueError(name)
 
 
+LAUNCHED = set()
+"""Names of kernels that a case launched."""
+
+
+def kernels():
+    """Return the names of all kernels that are launched, of every module with kernels."""
+    import pkgutil
+    from importlib import import_module
+
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from mindspeed_kernels import device_kernels
+
+    modules = [
+        import_module(f"{device_kernels.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(device_kernels.__path__)
+    ]
+    defined = {
+        name: value
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, InterpretedFunction) and value.fn.__module__ == module.__name__
+    }
+    called = {name for value in defined.values() for name in value.fn.__code__.co_names}
+    return {*defined} - called
+
+
+def watch_launches():
+    """Note each kernel that the package launches."""
+    from mindspeed_kernels.device_kernels import cross_entropy, launching, rms_norm, rotary, swiglu
+
+    original = launching.launch
+
+    def launch(kernel, *arguments):
+        LAUNCHED.add(kernel.fn.__name__)
+        return original(kernel, *arguments)
+
+    for module in (cross_entropy, rms_norm, rotary, swiglu):
+        module.launch = launch
+
+
 def main():
     found = {}
-    for name in CASES:
+    watch_launches()
+    # That every kernel was run is seen behind all others.
+    for name in sorted((*CASES, *LIGER), key=lambda name: name == "every kernel was run"):
         try:
             case(name)
             found[name] = ""

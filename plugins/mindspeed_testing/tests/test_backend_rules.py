@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -59,6 +60,7 @@ def test_what_a_device_s_backend_refuses_is_refused(refused, words):
         call("allreduce", [torch.ones(4)], SUM),
         call("alltoall_base", torch.ones(4), torch.ones(4), [0, 4], [4, 0]),
         call("alltoall_base", torch.ones(4), torch.ones(4), [], []),
+        call("alltoall_base", torch.ones(4), torch.ones(4), np.array([0, 4]), np.array([4, 0])),
         call("barrier", None),
         call("allreduce", [WIDE], SUM, group=GLOO),
         call("allreduce", [WIDE], SUM, group=ALONE),

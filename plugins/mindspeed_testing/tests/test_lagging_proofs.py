@@ -17,7 +17,7 @@ from mindspeed_testing.scenarios import scenario_parameters
 from mindspeed_testing.verify import verify
 from mindspeed_train import loop
 
-PLUGINS = ("memory", "moe", "tp", "pp", "cp", "kernels", "profile")
+PLUGINS = ("memory", "moe", "tp", "pp", "cp", "kernels", "optim", "models", "profile", "tune")
 BATCH = ("--global-batch-size", "4")
 PP2 = ("--pipeline-model-parallel-size", "2")
 CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2")
@@ -36,6 +36,7 @@ TRAININGS = {
         *("--recompute-granularity", "selective", "--recompute-modules", "layernorm"),
     ),
     "messages of pipeline stages": (*PP2, "--pipeline-schedule", "zbv"),
+    "batches that workers read ahead": ("--num-workers", "2"),
     "losses that are summed beside the update": ("--async-log-allreduce",),
     "operands of pipeline stages on the host": (*PP2, *CHUNKS, "--use-nanopipe", "--use-nanopipe-swap"),
     "outputs of interleaved stages": (*PP2, *CHUNKS),
@@ -49,6 +50,7 @@ TRAININGS = {
 LATER = (
     *("operands of pipeline stages on the host", "outputs of interleaved stages"),
     *("layers computed again in the bubble", "norms that are dropped when they were gathered"),
+    "batches that workers read ahead",
 )
 EARLY = ("layers computed again in advance", "layers computed again in the bubble")
 

@@ -56,7 +56,7 @@ def test_proofs_of_features_run_as_a_command_and_their_report_is_in_the_file(tmp
     monkeypatch.setattr(first_run, "scenarios", on_cpu)
     monkeypatch.setattr(first_run, "RISKS", {})
     with value_session(), plain_fork_server():
-        status = first_run.main(["--out", str(out), "--no-measurements", "--features", "deterministic"])
+        status = first_run.main(["--out", str(out), "--no-measurements", "--features", "ops-backend"])
     report = json.loads(out.read_text())["scenarios"]
     assert (status, report["ok"]) == (0, True), report
 

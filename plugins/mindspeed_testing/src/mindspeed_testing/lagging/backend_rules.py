@@ -88,7 +88,10 @@ def _call(method: str, arguments: Sequence[Any], call: Call, group: str, size: i
     splits = {}
     if operation == "all_to_all_single":
         given = dict(zip(_SPLITS, arguments[2:4]))
-        splits = {name: tuple(map(int, sizes)) for name, sizes in given.items() if sizes}
+        # They may be arrays of numpy, which have no truth value.
+        splits = {
+            name: tuple(map(int, sizes)) for name, sizes in given.items() if sizes is not None and len(sizes)
+        }
     reduce_op = _reduction(call) if operation in REDUCTIONS else ""
     return CollectiveCall(
         operation, group, size, facts, reduce_op, splits, from_any=method == "recv_anysource"

@@ -22,6 +22,7 @@ from mindspeed_core.feature import Patch
 from mindspeed_testing.lagging.device import LaggingDevice
 from mindspeed_testing.lagging.findings import Finding, Frames, calling_frames
 from mindspeed_testing.lagging.streams import LaggingStream
+from mindspeed_testing.lagging.values import poison
 
 _IN, _OUT, _BOTH, _ROOTED = "in", "out", "both", "rooted"
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
@@ -119,11 +120,14 @@ class Communication:
         stream.join(device.current().known)
         count = stream.launch()
         name = f"{call.operation} of group {_name(call.group)}"
-        device.touch(stream, count, name, call.inputs, call.outputs)
+        early = device.touch(stream, count, name, call.inputs, call.outputs)
         with _disable_current_modes(), torch.no_grad():
             device.prepare(call.inputs, stream)
             copies: dict[Any, Tensor] = {}
             arguments = tuple(_copied(argument, copies) for argument in call.arguments)
+            for tensor in call.inputs if early else ():
+                if tensor.is_floating_point():
+                    poison(copies[_identity(tensor)])
             work = _BackendWork(method(call.group, *arguments, **call.options))
             written = [(tensor, copies[_identity(tensor)]) for tensor in call.outputs]
             apart = [one for one in call.inputs if not any(_share(one, other) for other in call.outputs)]

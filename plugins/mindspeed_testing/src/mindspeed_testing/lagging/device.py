@@ -216,6 +216,13 @@ class LaggingDevice(TorchDispatchMode):
             if one.stream is access.stream and one.count == access.count:
                 poison(one.value)
 
+    def _read_early(self, results: Sequence[Tensor]) -> None:
+        """Let results be NaN: another stream has waited for what they are computed of, theirs did not."""
+        for tensor in results:
+            # Wrong indices would end the program before it can say what it found.
+            if tensor.is_floating_point():
+                poison(tensor)
+
     # Storages.
 
     def reset_peak(self) -> None:
@@ -311,11 +318,14 @@ class LaggingDevice(TorchDispatchMode):
         reads: Sequence[Tensor],
         writes: Sequence[Tensor],
         fresh: Sequence[Tensor] = (),
-    ) -> None:
-        """Check the accesses of a piece of work against all before it, and remember them."""
+    ) -> bool:
+        """Check the accesses of a piece of work against all before it, and remember them.
+
+        Returns:
+            Whether it reads what may not be there yet.
+        """
         frames = calling_frames()
-        for tensor in reads:
-            self._touch(tensor, stream, count, operation, frames, writes=False)
+        early = [self._touch(tensor, stream, count, operation, frames, writes=False) for tensor in reads]
         for tensor in writes:
             self._touch(tensor, stream, count, operation, frames, writes=True)
         for tensor in fresh:
@@ -323,6 +333,7 @@ class LaggingDevice(TorchDispatchMode):
             history.add(Access(stream, count, Region.of(tensor), frames, operation), writes=True)
             if history.owner is not None and not history.nbytes:
                 self._count(history, tensor.untyped_storage().nbytes())
+        return any(early)
 
     def _touch(
         self,
@@ -333,14 +344,16 @@ class LaggingDevice(TorchDispatchMode):
         frames: Frames,
         *,
         writes: bool,
-    ) -> None:
+    ) -> bool:
         storage = tensor.untyped_storage()
         history = self.history(storage, self.main)
         region = Region.of(tensor)
         before = history.unordered(stream, region, writes=writes)
-        if before is not None and not (before.stream is stream and before.count == count):
+        found = before is not None and not (before.stream is stream and before.count == count)
+        if before is not None and found:
             self._conflict(before, stream, operation, frames, writes=writes, wrote=before in history.writes)
         history.add(Access(stream, count, region, frames, operation), writes=writes)
+        return found
 
     def _conflict(
         self,
@@ -393,7 +406,8 @@ class LaggingDevice(TorchDispatchMode):
         ]
         if fresh and self._freed:
             self._taken(stream)
-        self.touch(stream, count, form.name, read, written, fresh)
+        if self.touch(stream, count, form.name, read, written, fresh):
+            self._read_early((*written, *fresh))
         if on_host:
             for tensor in fresh:
                 self._host_keys.add(tensor.untyped_storage()._cdata)

@@ -21,7 +21,6 @@ _RULES = {
     "event never recorded": "record the event before anybody waits for it",
     "dropped without a wait": "keep the work and wait for it",
     "changed before the wait": "leave the input of a collective alone until its work was waited for",
-    "left waiting": "let somebody wait for it before the run ends",
 }
 
 Frames = tuple[tuple[Any, int], ...]

@@ -9,54 +9,27 @@ is NaN, or the largest integer.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
 
-from mindspeed_testing.npu.fake import DEVICE_NAMESPACES, DISPATCHED, count_runs
-from mindspeed_testing.npu.generator import HostRandom, draws, generator_of
-from mindspeed_testing.npu.host_formulas import FORMULAS, recording_gradients
+from mindspeed_testing.npu.device_memory import host_alias, is_on_device, leaves, on_host, resized
+from mindspeed_testing.npu.fake import DISPATCHED, count_runs
+from mindspeed_testing.npu.generator import HostRandom, generator_of
+from mindspeed_testing.npu.host_formulas import recording_gradients
 from mindspeed_testing.npu.kernels import all_kernels
 from mindspeed_testing.npu.kernels.contract import Arguments, Kernel, unwritten
+from mindspeed_testing.npu.operation_kinds import OperationKind, kind_of
 from mindspeed_testing.npu.shape_rules import bound_arguments
 from mindspeed_testing.npu.soc import announced_soc, announcing
 from mindspeed_testing.npu.stubs import MEMORY, check_stubbed
-
-_UNINITIALISED = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("empty.memory_format", "empty_strided", "empty_like", "new_empty", "new_empty_strided"),
-        *("empty_permuted", "resize_"),
-    )
-)
-"""Operations that hand out memory as they find it."""
-
-_OF_STORAGE = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor", "set_"),
-        *("detach", "alias", "_reshape_alias", "_unsafe_view", "lift_fresh", "record_stream", "is_pinned"),
-        *("_pin_memory", "set_data", "is_same_size", "resize_as_"),
-    )
-)
-"""Operations that look at no element; like views, torch_npu runs them itself."""
-
-_FACTS = frozenset({"npu::get_npu_format", "npu::get_storage_size"})
-"""Operations of torch_npu that only look at a tensor's description."""
-
-_TAKES_HOST_TENSORS = ("copy", "to_copy", "index", "_index_put", "_unsafe_index", "_to_copy", "set_")
-"""Beginnings of the operations of PyTorch whose arguments may be on both sides."""
-
 
 COMPUTED: dict[str, str] = {}
 """The first test of this process that each kernel computed a call for, by operation."""
@@ -90,28 +63,29 @@ class ValueDevice(TorchDispatchMode):
     ) -> Any:
         """Run one operation; see the module."""
         kwargs = kwargs or {}
-        if func.namespace in DEVICE_NAMESPACES and func.name() not in (*_FACTS, *FORMULAS):
+        kind = kind_of(func)
+        if kind.is_own:
             self.operations[str(func)] += 1
             DISPATCHED[str(func)] += 1
             return self._run_kernel(func, args, kwargs)
-        if func.namespace == "c10d":
+        if kind.is_collective:
             self.operations[str(func)] += 1
-        if not any(is_on_device(value) for value in tree_iter((args, kwargs))):
+        given = leaves((args, *kwargs.values()) if kwargs else args)
+        if not any(map(is_on_device, given)):
             return func(*args, **kwargs)
-        name = func.name()
-        if name in _UNINITIALISED:
+        if kind.allocates:
             return _fill(func, args, kwargs)
-        if name in _OF_STORAGE or name in _FACTS or func.is_view:
+        if kind.keeps_values:
             return func(*args, **kwargs)
-        _check_one_device(func, args, kwargs)
-        if func.namespace == "aten" and not _has_kernel(name):
-            self.without_kernel[name] += 1
-        if draws(func):
+        _check_one_device(kind, given)
+        if kind.without_kernel:
+            self.without_kernel[kind.name] += 1
+        if kind.draws:
             generator = generator_of((args, kwargs))
             return on_host(
                 func, args, kwargs, lambda *a, **k: self._random.draw(generator, lambda: func(*a, **k))
             )
-        return on_host(func, args, kwargs, FORMULAS.get(name, func))
+        return on_host(func, args, kwargs, kind.formula or func)
 
     def _run_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kernel = self._kernels.get(func.name())
@@ -162,7 +136,7 @@ def value_device(
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         if soc is not None:
             stack.enter_context(announcing(soc))
-        resize = _resized(torch.UntypedStorage.resize_)
+        resize = resized(torch.UntypedStorage.resize_)
         stack.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", resize))
         # Printing runs its operations outside of every mode.
         stack.enter_context(mock.patch.object(torch._tensor_str, "_str", _printed(torch._tensor_str._str)))
@@ -173,92 +147,6 @@ def value_device(
 def running_test() -> str:
     """Return the test that pytest runs, file and function; empty outside of tests."""
     return os.environ.get("PYTEST_CURRENT_TEST", "").partition("[")[0].partition(" ")[0]
-
-
-def is_on_device(value: Any) -> bool:
-    """Return whether a value is a tensor, device or generator of the NPU."""
-    if isinstance(value, Tensor):
-        return value.device.type == "npu"
-    if isinstance(value, torch.device):
-        return value.type == "npu"
-    return isinstance(value, torch.Generator) and value.device.type == "npu"
-
-
-def host_alias(tensor: Tensor) -> Tensor:
-    """Return a tensor on the host over the same memory, which it keeps alive."""
-    storage = tensor.untyped_storage()
-    size = storage.nbytes()
-    if not size:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    block = (ctypes.c_char * size).from_address(storage.data_ptr())
-    block.owner = storage  # type: ignore[attr-defined]
-    memory = torch.frombuffer(block, dtype=torch.uint8).untyped_storage()
-    return torch.empty(0, dtype=tensor.dtype).set_(
-        memory, tensor.storage_offset(), tensor.shape, tensor.stride()
-    )
-
-
-def to_device(tensor: Tensor) -> Tensor:
-    """Return a new tensor of the NPU with the values and strides of one on the host."""
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="npu")
-    host_alias(made).copy_(tensor)
-    return made
-
-
-def on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
-    """Run an operation on the memory of its tensors; what it returns is on the device.
-
-    Args:
-        func: the operation, whose schema says what is written.
-        args: its arguments by position, on the device.
-        kwargs: those by name.
-        run: computes it on the host.
-    """
-    aliases: dict[int, tuple[Tensor, Tensor]] = {}
-    wanted = bound_arguments(func, args, kwargs).get("device")
-    stays = isinstance(wanted, torch.device) and wanted.type != "npu"
-
-    def lower(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.device.type == "npu":
-            if id(value) not in aliases:
-                aliases[id(value)] = (value, host_alias(value))
-            return aliases[id(value)][1]
-        if isinstance(value, torch.device):
-            return torch.device("cpu")
-        if isinstance(value, torch.Generator):
-            return None if value.device.type == "npu" else value
-        return value
-
-    host_args, host_kwargs = tree_map_only((Tensor, torch.device, torch.Generator), lower, (args, kwargs))
-    if host_kwargs.get("pin_memory"):
-        host_kwargs = {**host_kwargs, "pin_memory": False}
-    result = run(*host_args, **host_kwargs)
-    for original, alias in aliases.values():
-        if alias.shape != original.shape:
-            original.resize_(alias.shape)
-            host_alias(original).copy_(alias)
-    known = {id(alias): original for original, alias in aliases.values()}
-
-    def lift(tensor: Tensor) -> Tensor:
-        if id(tensor) in known:
-            return known[id(tensor)]
-        if stays or tensor.device.type != "cpu":
-            return tensor
-        return to_device(tensor)
-
-    return tree_map_only(Tensor, lift, result)
-
-
-def _resized(original: Callable[..., Any]) -> Callable[..., Any]:
-    def resize(storage: torch.UntypedStorage, size: int) -> Any:
-        before = storage.nbytes()
-        result = original(storage, size)
-        if storage.device.type == "npu" and size > before:
-            # Every floating dtype reads these bytes as NaN.
-            ctypes.memset(storage.data_ptr() + before, 0xFF, size - before)
-        return result
-
-    return resize
 
 
 def _printed(original: Callable[..., str]) -> Callable[..., str]:
@@ -281,18 +169,11 @@ def _fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return made
 
 
-@cache
-def _has_kernel(operation: str) -> bool:
-    found = torch._C._dispatch_has_kernel_for_dispatch_key
-    keys = ("PrivateUse1", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
-    return any(found(operation, key) for key in keys)
-
-
-def _check_one_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if func.namespace != "aten" or func.name().removeprefix("aten::").startswith(_TAKES_HOST_TENSORS):
+def _check_one_device(kind: OperationKind, values: Iterable[Any]) -> None:
+    if not kind.one_device:
         return
-    for value in tree_iter((args, kwargs)):
+    for value in values:
         if isinstance(value, Tensor) and value.device.type == "cpu" and value.dim():
             raise RuntimeError(
-                f"{func.name()}: expected all tensors to be on the same device, found npu and cpu"
+                f"{kind.name}: expected all tensors to be on the same device, found npu and cpu"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from mindspeed_testing.scenarios import scenario_parameters
 
 MOST_RANKS = 2
 """Ranks of a world in which kernels are computed in float64 within the time of a test."""
+STEPS = 2
+"""Steps of an ordinary run: gradients before and behind an update, and what two updates leave."""
 
 
 def device_scenarios(
@@ -24,11 +27,17 @@ def device_scenarios(
     Args:
         declarations: what the plugin's entry point names.
         always: names of scenarios, or of one feature's (``"FEATURE-SCENARIO"``).
-        first: how many of each feature's come along with them; all others get the mark ``thorough``.
+        first: how many of each feature's come along with them; all others get the mark ``thorough``. Those
+            without it train `STEPS` steps, the others as many as their proofs.
     """
     found = scenario_parameters(declarations, always=always, first=first, suits=_small)
     return [
-        pytest.param(feature.name, scenario, id=parameter.id, marks=parameter.marks)
+        pytest.param(
+            feature.name,
+            scenario if parameter.marks else replace(scenario, steps=min(STEPS, scenario.steps)),
+            id=parameter.id,
+            marks=parameter.marks,
+        )
         for parameter in found
         for feature, scenario in [parameter.values]
     ]
