@@ -7,10 +7,10 @@ has them under the names that authors use.
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
-from mindspeed_core.discovery.entry_points import Source
+from mindspeed_core.discovery.distributions import normalized
+from mindspeed_core.discovery.entry_points import Installed, Source
 from mindspeed_core.errors import UserError
 
 PARTS = "mindspeed.parts"
@@ -48,9 +48,6 @@ def part_if_installed(name: str) -> Any | None:
 
 @lru_cache(maxsize=1)
 def _parts() -> dict[str, Source]:
-    try:
-        supplier = distribution(SUPPLIER)
-    except PackageNotFoundError:
-        return {}
-    entries = supplier.entry_points.select(group=PARTS)
-    return {entry.name: Source(SUPPLIER, supplier.version, entry.name, entry.value) for entry in entries}
+    return {
+        source.name: source for source in Installed().sources(PARTS) if normalized(source.dist) == SUPPLIER
+    }

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, dest_of, hookimpl
 from mindspeed_moe.expert_ranks import expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
-from mindspeed_moe.features.fb_overlap_proofs import FB_OVERLAP_PROOFS
 from mindspeed_moe.options import PAIRS
 from mindspeed_moe.pairing import without_pairs
 
@@ -70,7 +69,7 @@ class ForwardBackwardOverlap(Feature):
     deterministic = True
     affects_checkpoint = False
     tuning = {_FLAG: (False, True)}
-    verify = FB_OVERLAP_PROOFS
+    verify = Proofs("mindspeed_moe.features.fb_overlap_proofs:FB_OVERLAP_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag
+from mindspeed_core.feature import Feature, Flag, Proofs
 from mindspeed_memory.features.block_optimizer import IN_BLOCKS
 from mindspeed_memory.optim.options import SIGN
-from mindspeed_optim.features.quant_proofs import QUANT_PROOFS
 from mindspeed_optim.quantized_formats import BF16, FP8, HIF8, MXFP8
 
 NAME = "opt-quant-states"
@@ -41,7 +40,7 @@ class QuantStates(Feature):
         "optimizer_bytes_per_parameter": "(8 if quant_states == 'bf16' else 6 + 2 / 128) / "
         "(data_parallel_size if use_distributed_optimizer else 1)",
     }
-    verify = QUANT_PROOFS
+    verify = Proofs("mindspeed_optim.features.quant_proofs:QUANT_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
