@@ -164,8 +164,7 @@ class Patch:
         versions: a PEP 508 requirement the patch was written for, ``"megatron-core>=0.15,<0.17"``.
         required: a missing target is an error; ``False`` skips the patch where the symbol does not exist.
         also: further holders of the object (default arguments, registries), as ``"module:attribute"``.
-        every_name: the target need not be where the object is defined: a replacement changes an object under
-            every name that modules hold it by, which is refused for a name that was only imported.
+        every_name: replace the object under every name in modules, though the target only imported it.
         owner: filled in by the core: the feature, host or platform that asks for it.
     """
 

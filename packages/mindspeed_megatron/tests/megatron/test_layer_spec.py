@@ -24,14 +24,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from mindspeed_core.errors import UserError
 from mindspeed_core.resolver.plan import ActiveFeature, Plan
 from mindspeed_core.runtime.instance_patches import Roles
-from mindspeed_megatron.layer_spec import (
-    ANY_LAYOUT,
-    NORM_ROLES,
-    LayerSpecError,
-    LinearLayout,
-    LinearLayoutError,
-    SpecEditor,
-)
+from mindspeed_megatron.layer_sites import LayerSpecError, LinearLayoutError
+from mindspeed_megatron.layer_spec import ANY_LAYOUT, NORM_ROLES, LinearLayout, SpecEditor
 
 
 class Norm:

@@ -13,7 +13,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from mindspeed_core.errors import ArgumentError, DataError
 from mindspeed_core.run import Datasets, RunContext
-from mindspeed_megatron.batch_fields import batch_fields
+from mindspeed_megatron.boundary import batch_fields
 from mindspeed_train.data import stages as data
 from mindspeed_train.text import stages as text_stages
 from mindspeed_train.text.prepare import prepare_text

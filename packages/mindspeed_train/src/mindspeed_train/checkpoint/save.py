@@ -20,7 +20,7 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_conf
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.run import SaveInfo
-from mindspeed_train.checkpoint import publish
+from mindspeed_train.checkpoint import manifests, publish
 from mindspeed_train.checkpoint.background import BackgroundProcess
 from mindspeed_train.checkpoint.collective import (
     FAILURES,
@@ -62,7 +62,7 @@ class _Target:
 
     destination: Destination
     temporary: Path
-    manifest: publish.Manifest
+    manifest: manifests.Manifest
     retention: Retention
 
     @property
@@ -379,5 +379,5 @@ def _publish(target: _Target, plan: ShardPlan, everyones: list[Any]) -> None:
     save_config(CheckpointingConfig(_BACKEND, 1), str(temporary))
     rest = [path for path in sorted(temporary.iterdir()) if path.name not in files]
     publish.sync_files(rest)
-    files.update({path.name: publish.digest_file(path) for path in rest})
+    files.update({path.name: manifests.digest_file(path) for path in rest})
     target.destination.finish(replace(manifest, files=dict(sorted(files.items()))), target.retention)

@@ -8,8 +8,7 @@ from typing import Any
 from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, dest_of, hookimpl
 from mindspeed_moe.expert_ranks import expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
-from mindspeed_moe.options import PAIRS
-from mindspeed_moe.pairing import without_pairs
+from mindspeed_moe.options import PAIRS, without_pairs
 
 _FLAG = "--moe-fb-overlap"
 _UNPERMUTED = ("--moe-unperm2-mem-optim", "--moe-unperm2-mem-optim-swap")
