@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from importlib.machinery import PathFinder
 
 Reader = Callable[[str], str | None]
@@ -74,20 +74,28 @@ def _folders() -> list[tuple[str, Reader]] | None:
         return None
     found: list[tuple[str, Reader]] = []
     for place in sys.path:
+        folder = place or "."
+        if place.lower().endswith(".egg"):
+            return None
         try:
-            names = os.listdir(place or ".")
+            changed = os.stat(folder).st_mtime_ns
+            found += _listed(folder if place else os.getcwd(), changed)
         except NotADirectoryError:
             return None
         except OSError:
             continue
-        if place.lower().endswith(".egg"):
-            return None
-        for name in names:
-            stem, ending = os.path.splitext(name)
-            if ending.lower() in (".dist-info", ".egg-info"):
-                read = partial(_text, os.path.join(place, name))
-                found.append((normalized(stem.partition("-")[0]), read))
     return found
+
+
+@lru_cache(maxsize=256)
+def _listed(folder: str, changed: int) -> tuple[tuple[str, Reader], ...]:
+    """List the distributions of a folder, anew when it ``changed``, as importlib.metadata does."""
+    found = []
+    for name in os.listdir(folder):
+        stem, ending = os.path.splitext(name)
+        if ending.lower() in (".dist-info", ".egg-info"):
+            found.append((normalized(stem.partition("-")[0]), partial(_text, os.path.join(folder, name))))
+    return tuple(found)
 
 
 def _text(folder: str, name: str) -> str | None:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from pathlib import PurePath
 from typing import Any, ClassVar
@@ -88,7 +89,7 @@ class Installed:
         damaged: distributions whose list of entry points cannot be read; usually none.
     """
 
-    _shared: ClassVar[dict[str, list[Source]] | None] = None
+    _shared: ClassVar[dict[str, list[tuple[str, str, Reader]]] | None] = None
 
     def __init__(self) -> None:
         """Read the files of all distributions; import nothing."""
@@ -113,11 +114,12 @@ class Installed:
 
     def sources(self, *groups: str) -> list[Source]:
         """Return the entry points of groups, sorted by name and distribution."""
-        sources = [source for group in groups for source in self._groups.get(group, ())]
+        listed = [entry for group in groups for entry in self._groups.get(group, ())]
+        sources = [Source(*_name_and_version(read, value), name, value) for name, value, read in listed]
         return sorted(sources, key=lambda source: (source.name, source.dist.lower(), source.value))
 
-    def _read(self) -> dict[str, list[Source]]:
-        groups: dict[str, list[Source]] = {}
+    def _read(self) -> dict[str, list[tuple[str, str, Reader]]]:
+        groups: dict[str, list[tuple[str, str, Reader]]] = {}
         for dist, read in installed_distributions():
             try:
                 listed = list(entries(read))
@@ -133,22 +135,20 @@ class Installed:
                     )
                 )
                 continue
-            if listed:
-                known = _name_and_version(read)
-                for group, name, value in listed:
-                    # Damaged metadata: the entry point may still load, and is listed under its own name.
-                    shown = known or (value.partition(":")[0].partition(".")[0].replace("_", "-"), "unknown")
-                    groups.setdefault(group, []).append(Source(*shown, name, value))
+            for group, name, value in listed:
+                groups.setdefault(group, []).append((name, value, read))
         return groups
 
 
-def _name_and_version(read: Reader) -> tuple[str, str] | None:
-    """Return what a distribution is called and its version; None where its metadata is damaged."""
+@lru_cache(maxsize=1024)
+def _name_and_version(read: Reader, value: str) -> tuple[str, str]:
+    """Return what the distribution of an entry point is called, and its version."""
     try:
         fields = headers(read)
         return fields["Name"], fields["Version"]
     except Exception:
-        return None
+        # Damaged metadata: the entry point may still load, and is listed under its own name.
+        return value.partition(":")[0].partition(".")[0].replace("_", "-"), "unknown"
 
 
 def broken(source: Source, error: BaseException | str, feature: str = "", remedy: str = "") -> BrokenPlugin:

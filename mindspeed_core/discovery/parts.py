@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from mindspeed_core.discovery.distributions import normalized
-from mindspeed_core.discovery.entry_points import Installed, Source
+from mindspeed_core.discovery.distributions import entries, headers, installed_distributions
+from mindspeed_core.discovery.entry_points import Source
 from mindspeed_core.errors import UserError
 
 PARTS = "mindspeed.parts"
@@ -48,6 +48,9 @@ def part_if_installed(name: str) -> Any | None:
 
 @lru_cache(maxsize=1)
 def _parts() -> dict[str, Source]:
-    return {
-        source.name: source for source in Installed().sources(PARTS) if normalized(source.dist) == SUPPLIER
-    }
+    for name, read in installed_distributions():
+        if name == SUPPLIER:
+            version = headers(read).get("Version", "")
+            supplied = [(entry, value) for group, entry, value in entries(read) if group == PARTS]
+            return {entry: Source(SUPPLIER, version, entry, value) for entry, value in supplied}
+    return {}

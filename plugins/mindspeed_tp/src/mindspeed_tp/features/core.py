@@ -8,7 +8,6 @@ from typing import Any
 from mindspeed_core.feature import Feature, Proofs, Requirement, hookimpl
 from mindspeed_tp.features.formulas import DENSE
 from mindspeed_tp.options import GRID, LINEARS, UNEVEN, linear_plans
-from mindspeed_tp.uneven.cut import Cuts
 
 
 class PlannedLinears(Feature):
@@ -32,6 +31,7 @@ class PlannedLinears(Feature):
         """Place the linears."""
         spec = yield
         from mindspeed_tp.placement import place_linears
+        from mindspeed_tp.uneven.cut import Cuts
 
         asking = [feature for feature in session.plan.features if feature.name != self.name]
         names = session.plan.names
