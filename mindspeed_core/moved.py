@@ -17,10 +17,11 @@ _MOVED_INTO = {
     "mindspeed_core.flags": "upstream.notes",
     "mindspeed_core.terminal": "cli.feature_names",
     "mindspeed_megatron": (
-        "backend_contracts cli.doctor cli.migrate_command cli.patches_command formulas hosts instruments "
-        "launch layer_spec linear_layout megatron_adaptor migrate platforms.broken_packages "
-        "platforms.equal_blocks platforms.fake platforms.planned_kernels runtime.earlier_files "
-        "runtime.losses runtime.rank_check runtime.spared_failures terminal.quiet terminal.tables upstream"
+        "backend_contracts cli.doctor cli.graph_command cli.migrate_command cli.patches_command formulas "
+        "hosts instruments launch layer_spec linear_layout megatron_adaptor migrate "
+        "platforms.broken_packages platforms.equal_blocks platforms.fake platforms.planned_kernels "
+        "runtime.earlier_files runtime.losses runtime.rank_check runtime.spared_failures terminal.quiet "
+        "terminal.tables upstream"
     ),
     "mindspeed_megatron.devices": (
         "platforms.accelerator platforms.ascend_generations platforms.cann platforms.cuda platforms.npu "

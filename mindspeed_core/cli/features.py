@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("mindspeed_core.cli.plan_command", "Say what a command line would switch on, and why."),
     "migrate": ("mindspeed-megatron", "Say what becomes of a launch script, flag by flag."),
     "patches": ("mindspeed-megatron", "List patched symbols: by whom and why."),
-    "graph": ("mindspeed_core.cli.graph_command", "Draw how features depend on each other."),
+    "graph": ("mindspeed-megatron", "Draw how features depend on each other."),
     "doctor": ("mindspeed-megatron", "Check versions, devices and common mistakes."),
     "verify": ("mindspeed-testing", "Prove features on this machine."),
     "new": ("mindspeed-testing", "Start a plugin of your own that works as it comes."),

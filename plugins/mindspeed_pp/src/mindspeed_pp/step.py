@@ -82,7 +82,7 @@ class Step:
             self.p.mail.heard = recorder.arrived
         for position, action in enumerate(self._order):
             self.position = position
-            self.p.told(position)
+            self.p.announce(position)
             self.p.run.context.doing = f"item {position} of {len(self._order)} of the schedule, {action}"
             if recorder is not None:
                 recorder.begin()
@@ -94,7 +94,7 @@ class Step:
             if recorder is not None:
                 recorder.end(position)
             self.p.mail.reap()
-        self.p.told(len(self._order))
+        self.p.announce(len(self._order))
         self.p.run.context.doing = ""
         self.p.mail.flush()
         for batches in self.p.batches:

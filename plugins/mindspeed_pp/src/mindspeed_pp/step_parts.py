@@ -42,7 +42,7 @@ class Parts:
         collect_non_loss_data: as megatron-core's schedules take it.
         first_val_step: likewise.
         weighing: of micro-batches of different sizes; None where all are alike.
-        told: called with every item of the list before it runs.
+        announce: called with every item of the list before it runs.
         recorder: that measures the batch.
         copies: makes or returns what brings tensors to the host.
         named: functions of other packages, by operation.
@@ -64,7 +64,7 @@ class Parts:
     collect_non_loss_data: bool = False
     first_val_step: bool | None = None
     weighing: Weighing | None = None
-    told: Callable[[int], object] = lambda item: None
+    announce: Callable[[int], object] = lambda item: None
     recorder: Recorder | None = None
     copies: Callable[[], HostCopies] | None = None
     named: Mapping[str, Callable[[NamedAction], object]] = field(default_factory=dict)

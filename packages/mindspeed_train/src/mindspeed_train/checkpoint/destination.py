@@ -34,11 +34,11 @@ class Destination(Protocol):
 
     Attributes:
         path: the checkpoint's folder, or its URL as text.
-        what: begins messages about the save.
+        doing: begins messages about the save.
     """
 
     path: Path | str
-    what: str
+    doing: str
 
     def begin(self) -> None:
         """Make the folder that this rank writes into."""
@@ -71,7 +71,7 @@ class _Folder:
     def __init__(self, run: Run, save_dir: Path) -> None:
         iteration = run.iteration
         self.path: Path | str = save_dir / directory_name(iteration)
-        self.what = f"saving {self.path}"
+        self.doing = f"saving {self.path}"
         self._session, self._save_dir, self._iteration = run.session, save_dir, iteration
         self._temporary = save_dir / publish.temporary_name(iteration)
 
@@ -120,17 +120,17 @@ class _Store:
         self._store = ObjectStore(args.save)
         self._args, self._iteration = args, iteration
         self.path: Path | str = f"{self._store.url}/{directory_name(iteration)}"
-        self.what = f"saving {self.path}"
+        self.doing = f"saving {self.path}"
         self._save = ""
         self._staged: Path | None = None
 
     def begin(self) -> None:
         root = staged_files.staging_root(self._args)
-        self.what = f"{self.what} (staged in {staged_files.FLAG} {root})"
+        self.doing = f"{self.doing} (staged in {staged_files.FLAG} {root})"
         self._staged = staged_files.private_folder(root, directory_name(self._iteration))
 
     def settle(self, process: str) -> Path:
-        self._save = on_first_rank(self.what, lambda: self._store.begin(self._iteration))
+        self._save = on_first_rank(self.doing, lambda: self._store.begin(self._iteration))
         assert self._staged is not None
         return self._staged
 

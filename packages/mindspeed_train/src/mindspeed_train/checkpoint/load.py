@@ -140,7 +140,7 @@ class _Load:
         training = run.optimizer is not None and not self.weights_alone
         self.with_optimizer = training and not args.no_load_optim
         self.with_rng = training and not args.no_load_rng
-        self.what = f"loading {self.name}"
+        self.doing = f"loading {self.name}"
         # Decided before the first byte is read, and kept where nothing that is loaded can reach.
         self._trusted = args.trust_checkpoint is True
 
@@ -158,7 +158,7 @@ class _Load:
             parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
             restore = partial(run.session.collect, "restore_checkpoint_state", run=run, state=parts)
             # Only its owner knows the form of it, and on another rank it may be another.
-            on_all_ranks(self.what, restore)
+            on_all_ranks(self.doing, restore)
         return self._info(state)
 
     def _load_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -190,10 +190,10 @@ class _Load:
                 template["optimizer"] = optimizer_state.without_absent(
                     run.optimizer, template["optimizer"], held
                 )
-            on_all_ranks(self.what, lambda: self.contents.check_shapes(template))
+            on_all_ranks(self.doing, lambda: self.contents.check_shapes(template))
             self.contents.warn_of_unused(template)
-            state = on_all_ranks(self.what, lambda: self._fill(template))
-            on_all_ranks(self.what, lambda: self._apply(state))
+            state = on_all_ranks(self.doing, lambda: self._fill(template))
+            on_all_ranks(self.doing, lambda: self._apply(state))
         finally:
             if run.optimizer is not None:
                 optimizer_state.forget_overrides(run.optimizer)
@@ -210,7 +210,7 @@ class _Load:
                 check_agrees(self.path, state, self.manifest)
             return checkpoint_megatron_lm.with_arguments(state)
 
-        return on_all_ranks(self.what, read)
+        return on_all_ranks(self.doing, read)
 
     def _read_index(self) -> Index:
         # One rank looks at the files for all.
@@ -221,12 +221,12 @@ class _Load:
                 check_description(self.path)
             return read_index(self.path, trusted=self._trusted, with_files=first)
 
-        index: Index = on_all_ranks(self.what, read)
+        index: Index = on_all_ranks(self.doing, read)
         self.reader = ShardReader(self.path, index, trusted=self._trusted)
         # What Megatron-LM keeps to repeat a step is never loaded.
         keys = sorted(key for key in index.objects if not key.startswith("rerun_state_machine"))
         share = keys[dist.get_rank() :: dist.get_world_size()]
-        on_all_ranks(self.what, lambda: self.reader.check_objects(share, _check_object))
+        on_all_ranks(self.doing, lambda: self.reader.check_objects(share, _check_object))
         return index
 
     def _described(self) -> dict[str, Any]:

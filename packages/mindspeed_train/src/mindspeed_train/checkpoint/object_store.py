@@ -268,12 +268,12 @@ class ObjectStore:
             raise CheckpointError(f"{where}: {reason_of(error)}") from error
 
     @contextmanager
-    def _spared(self, what: str) -> Iterator[None]:
+    def _spared(self, doing: str) -> Iterator[None]:
         """Warn where the store refuses to clear away what nobody reads."""
         try:
             yield
         except CheckpointError as error:
-            logger.warning("%s/%s (%s)", self.url, what, error)
+            logger.warning("%s/%s (%s)", self.url, doing, error)
 
     def _children(self, prefix: str) -> dict[str, tuple[int, bool]]:
         """Return what is directly under a prefix: ``{name: (bytes, whether it is a folder)}``."""

@@ -66,8 +66,8 @@ class _Target:
     retention: Retention
 
     @property
-    def what(self) -> str:
-        return self.destination.what
+    def doing(self) -> str:
+        return self.destination.doing
 
 
 @dataclass
@@ -91,7 +91,9 @@ class _Pending:
             if self.publication.running():
                 # Whatever is removed now may be written again.
                 logger.warning(
-                    "%s: not published after %g s; what is written of it stays there", self.target.what, limit
+                    "%s: not published after %g s; what is written of it stays there",
+                    self.target.doing,
+                    limit,
                 )
                 return
             if not self.publication.failed:
@@ -183,7 +185,7 @@ class Saver:
             if not blocking:
                 return False
             pending.publication.wait(_LOOK_SECONDS)
-        on_first_rank(pending.target.what, pending.publication.result)
+        on_first_rank(pending.target.doing, pending.publication.result)
         return True
 
     def _written(self, pending: _Pending, blocking: bool) -> Digests | None:
@@ -211,10 +213,10 @@ class Saver:
             if isinstance(writer, BackgroundProcess):
                 writer.wait(_LOOK_SECONDS)
         # After a failure nobody reads what the others write; they stop before the directory goes.
-        return on_all_ranks(pending.target.what, partial(_stop if running else _result, writer))
+        return on_all_ranks(pending.target.doing, partial(_stop if running else _result, writer))
 
     def _write(self, run: Run, where: Destination, *, in_background: bool) -> None:
-        what = where.what
+        doing = where.doing
         content: SavedState | None = None
         error: BaseException | None = None
         try:
@@ -231,12 +233,12 @@ class Saver:
             staged = self._stage(run, self._plan, content)
         any_failed, any_stale = ask()
         if any_failed:
-            on_all_ranks(what, lambda: _raise(error))
+            on_all_ranks(doing, lambda: _raise(error))
         assert content is not None
         if any_stale:
             self._plan, staged = None, None
-            self._process = on_first_rank(what, publish.process_id)
-            self._plan = make_plan(what, content.sharded, content.common, content.layout, run.pg.dp_cp)
+            self._process = on_first_rank(doing, publish.process_id)
+            self._plan = make_plan(doing, content.sharded, content.common, content.layout, run.pg.dp_cp)
         assert self._plan is not None
         target = _Target(where, where.settle(self._process), content.manifest, Retention.of(run.args))
         if in_background:
@@ -244,7 +246,7 @@ class Saver:
                 staged = self._stage(run, self._plan, content)
             self._pending = self._start_writer(run, target, self._plan, content, staged)
             return
-        files, digests = on_all_ranks(target.what, partial(_write_now, run, target, self._plan, content))
+        files, digests = on_all_ranks(target.doing, partial(_write_now, run, target, self._plan, content))
         _finish(target, self._plan, files, digests)
         self._note_published(target)
 
@@ -361,7 +363,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 def _finish(target: _Target, plan: ShardPlan, files: list[ShardFile], digests: Digests) -> None:
     """Complete the index, describe every file and publish. Collective."""
     everyones = _gathered(plan, files, digests)
-    on_first_rank(target.what, lambda: _publish(target, plan, everyones))
+    on_first_rank(target.doing, lambda: _publish(target, plan, everyones))
     target.destination.close()
 
 

@@ -110,7 +110,7 @@ def check_room(root: Path, needed: int) -> None:
         )
 
 
-def share_folder(what: str, root_of: Namespace, name: str) -> SharedFolder:
+def share_folder(doing: str, root_of: Namespace, name: str) -> SharedFolder:
     """Make one folder on every machine. Collective.
 
     Ranks share what they see: those of one machine in containers of their own have a folder each.
@@ -122,10 +122,10 @@ def share_folder(what: str, root_of: Namespace, name: str) -> SharedFolder:
     def make() -> Path:
         return private_folder(staging_root(root_of), name)
 
-    made = all_gather_values(on_all_ranks(what, lambda: make() if leader == rank else None))
+    made = all_gather_values(on_all_ranks(doing, lambda: make() if leader == rank else None))
     theirs = made[leader]
     assert theirs is not None
-    alone = on_all_ranks(what, lambda: None if theirs.is_dir() else make())
+    alone = on_all_ranks(doing, lambda: None if theirs.is_dir() else make())
     chosen = (machines[rank], str(alone or theirs))
     everyones = all_gather_values(chosen)
     members = [member for member, folder in enumerate(everyones) if folder == chosen]
