@@ -20,5 +20,6 @@ class LinearWeightGradients:
     ``LinearWithGradAccumulationAndAsyncCommunication`` calls.
     """
 
+    # The same operator adds to either dtype.
     wgrad_gemm_accum_fp32 = npu_matmul_add_fp32
     wgrad_gemm_accum_fp16 = npu_matmul_add_fp32
