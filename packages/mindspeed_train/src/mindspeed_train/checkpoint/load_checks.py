@@ -1,4 +1,4 @@
-"""What a checkpoint must hold for a run that loads it: files, tensors, shapes, a kind of optimizer."""
+"""Checks of a checkpoint before a run loads it: files, tensors, shapes, the kind of optimizer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger("mindspeed_core")
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint holds, compared with what a run wants to load of it.
+    """Contents of a checkpoint, compared with the parts of them that a run wants to load.
 
     Attributes:
         run: the run that loads it.
