@@ -3,13 +3,7 @@ import math
 import pytest
 import torch
 
-from mindspeed_testing.compare import (
-    Comparison,
-    compare_numbers,
-    compare_tensors,
-    relative_error,
-    same_bits,
-)
+from mindspeed_testing.compare import Comparison, compare_numbers, compare_tensors, relative_error, same_bits
 
 
 def test_error_is_relative_to_the_largest_element():

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from mindspeed_core.discovery.slots import NORM_ROLES as NORM_ROLES
 from mindspeed_core.errors import UserError
-from mindspeed_megatron.linear_layout import ANY_LAYOUT as ANY_LAYOUT
-from mindspeed_megatron.linear_layout import LinearLayout as LinearLayout
 from mindspeed_megatron.linear_layout import wrapped_argument
-
-if TYPE_CHECKING:
-    pass
-
 
 HISTORY = "mindspeed_history"
 

@@ -24,12 +24,7 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_train.checkpoint import index as checkpoint_index
 from mindspeed_train.checkpoint import manifests, publish
 from mindspeed_train.checkpoint.archive import read_archive
-from mindspeed_train.checkpoint.common_state import (
-    check_agrees,
-    check_common,
-    check_description,
-    read_common,
-)
+from mindspeed_train.checkpoint.common_state import check_agrees, check_common, check_description, read_common
 from mindspeed_train.checkpoint.coverage import uncovered
 from mindspeed_train.checkpoint.index import Chunk, Index, Place, TensorEntry, read_index
 from mindspeed_train.checkpoint.inert_pickle import Record, read_pickle

@@ -45,11 +45,7 @@ from mindspeed_moe.plan_groups import plan_on_this_rank
 from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter
 from mindspeed_moe.sliced.gathering import GatheringDispatcher
 from mindspeed_moe.sliced.layer import SlicedMoELayer
-from mindspeed_moe.sliced.routers import (
-    SlicedDeviceBalancedRouter,
-    SlicedGShardRouter,
-    SlicedTopKRouter,
-)
+from mindspeed_moe.sliced.routers import SlicedDeviceBalancedRouter, SlicedGShardRouter, SlicedTopKRouter
 from mindspeed_moe.turns import Turns
 
 if TYPE_CHECKING:

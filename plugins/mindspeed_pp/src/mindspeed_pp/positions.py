@@ -15,14 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mindspeed_pp.actions import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRADIENT,
-    RECOMPUTE,
-    WEIGHT_GRADIENT,
-    Action,
-)
+from mindspeed_pp.actions import BACKWARD, FORWARD, INPUT_GRADIENT, RECOMPUTE, WEIGHT_GRADIENT, Action
 from mindspeed_pp.schedule import Schedule, needs, provides
 
 logger = logging.getLogger("mindspeed_core")

@@ -10,14 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed_pp.actions import (
-    BACKWARD,
-    GATHER,
-    INPUT_GRADIENT,
-    REDUCE,
-    WEIGHT_GRADIENT,
-    Action,
-)
+from mindspeed_pp.actions import BACKWARD, GATHER, INPUT_GRADIENT, REDUCE, WEIGHT_GRADIENT, Action
 from mindspeed_pp.step_parts import Parts, Place
 
 

@@ -9,10 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.pipeline_parallel.schedules import (
-    deallocate_output_tensor,
-    forward_step,
-)
+from megatron.core.pipeline_parallel.schedules import deallocate_output_tensor, forward_step
 from torch import Tensor
 
 from mindspeed_core.errors import UserError

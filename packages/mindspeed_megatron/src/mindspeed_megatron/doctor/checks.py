@@ -7,7 +7,6 @@ tested without making it; `collect` gathers the facts, torch's in a process of i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from mindspeed_core.discovery.host import ERROR, NOTE, OK, WARNING, Finding
 from mindspeed_megatron.doctor import ascend
@@ -22,9 +21,6 @@ from mindspeed_megatron.doctor.supported_versions import (
     same_release,
 )
 from mindspeed_megatron.touch_points.changes import listed
-
-if TYPE_CHECKING:
-    pass
 
 MINIMUM_OPEN_FILES = 4096
 MINIMUM_SHARED_MEMORY = 1 << 30

@@ -22,9 +22,7 @@ from mindspeed_megatron.devices.cann import libraries_missing
 from mindspeed_megatron.devices.npu import device_files
 from mindspeed_megatron.doctor import ascend
 from mindspeed_megatron.doctor.probe import MARK
-from mindspeed_megatron.doctor.supported_versions import (
-    TABLE,
-)
+from mindspeed_megatron.doctor.supported_versions import TABLE
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry

@@ -21,12 +21,7 @@ from mindspeed_megatron import model_record, model_state, optimizer_state
 from mindspeed_megatron.brought_choices import check_saved_style
 from mindspeed_megatron.feature_state import feature_parts
 from mindspeed_megatron.model_comparison import check_model
-from mindspeed_megatron.model_record import (
-    describe_run,
-    from_arguments,
-    read_record,
-    softmax_size,
-)
+from mindspeed_megatron.model_record import describe_run, from_arguments, read_record, softmax_size
 from mindspeed_megatron.plan_resume import check_plan
 from mindspeed_megatron.saved_schedule import check_schedule, group_values, settle_groups
 from mindspeed_megatron.sharded_loading import load_shards
@@ -35,23 +30,13 @@ from mindspeed_train.checkpoint import content as checkpoint_content
 from mindspeed_train.checkpoint import megatron_lm as checkpoint_megatron_lm
 from mindspeed_train.checkpoint import publish, rng_state
 from mindspeed_train.checkpoint import source as checkpoint_source
-from mindspeed_train.checkpoint.collective import (
-    FAILURES,
-    on_all_ranks,
-    on_first_rank,
-)
-from mindspeed_train.checkpoint.common_state import (
-    check_agrees,
-    check_description,
-    read_common,
-)
+from mindspeed_train.checkpoint.collective import FAILURES, on_all_ranks, on_first_rank
+from mindspeed_train.checkpoint.common_state import check_agrees, check_description, read_common
 from mindspeed_train.checkpoint.earlier_results import check_start
 from mindspeed_train.checkpoint.index import Index, read_index
 from mindspeed_train.checkpoint.load_checks import Contents, first_problem, verify, warn
 from mindspeed_train.checkpoint.locate import forget, locate, locate_source
-from mindspeed_train.checkpoint.model_arguments import (
-    compare_versions,
-)
+from mindspeed_train.checkpoint.model_arguments import compare_versions
 from mindspeed_train.checkpoint.reasons import unwrap_failure
 from mindspeed_train.checkpoint.save_folder import own
 from mindspeed_train.checkpoint.shard_reader import ShardReader, the_only_reader

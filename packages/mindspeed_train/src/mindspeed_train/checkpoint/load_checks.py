@@ -19,10 +19,7 @@ from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_megatron.plan_resume import plan_change
 from mindspeed_train.checkpoint import manifests
 from mindspeed_train.checkpoint.index import Index
-from mindspeed_train.checkpoint.model_arguments import (
-    compare_models,
-    model_arguments,
-)
+from mindspeed_train.checkpoint.model_arguments import compare_models, model_arguments
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run

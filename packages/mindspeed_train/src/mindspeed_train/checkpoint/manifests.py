@@ -14,12 +14,7 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_megatron.tracker import iteration_of
 from mindspeed_train.checkpoint import manifest_fields
 from mindspeed_train.checkpoint.fields import Fields
-from mindspeed_train.checkpoint.opened_files import (
-    inside,
-    parse_json,
-    read_inside,
-    shown_path,
-)
+from mindspeed_train.checkpoint.opened_files import inside, parse_json, read_inside, shown_path
 from mindspeed_train.checkpoint.os_errors import explain
 
 MANIFEST = "manifest.json"

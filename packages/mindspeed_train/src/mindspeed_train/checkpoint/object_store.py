@@ -22,15 +22,7 @@ from typing import Any
 from mindspeed_core.errors import CheckpointError
 from mindspeed_megatron.tracker import directory_name, iteration_of
 from mindspeed_train.checkpoint import manifests, publish
-from mindspeed_train.checkpoint.store_steps import (
-    SAVE,
-    TIME,
-    Step,
-    may_be_written,
-    owner,
-    reason_of,
-    started,
-)
+from mindspeed_train.checkpoint.store_steps import SAVE, TIME, Step, may_be_written, owner, reason_of, started
 from mindspeed_train.checkpoint.store_url import protocol_of
 
 logger = logging.getLogger("mindspeed_core")

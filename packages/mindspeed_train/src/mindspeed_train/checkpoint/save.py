@@ -22,22 +22,14 @@ from mindspeed_core.errors import ArgumentError
 from mindspeed_core.run import SaveInfo
 from mindspeed_train.checkpoint import manifests, publish
 from mindspeed_train.checkpoint.background import BackgroundProcess
-from mindspeed_train.checkpoint.collective import (
-    FAILURES,
-    on_all_ranks,
-    on_first_rank,
-)
+from mindspeed_train.checkpoint.collective import FAILURES, on_all_ranks, on_first_rank
 from mindspeed_train.checkpoint.destination import Destination, destination
 from mindspeed_train.checkpoint.publication import Publication
 from mindspeed_train.checkpoint.reasons import WorkerLost, reason_of
 from mindspeed_train.checkpoint.retention import Retention
 from mindspeed_train.checkpoint.saved_state import SavedState, collect_state
 from mindspeed_train.checkpoint.shard_files import Digests, ShardFile
-from mindspeed_train.checkpoint.shard_plan import (
-    FILES_PER_RANK,
-    ShardPlan,
-    make_plan,
-)
+from mindspeed_train.checkpoint.shard_plan import FILES_PER_RANK, ShardPlan, make_plan
 from mindspeed_train.checkpoint.staging import Staging
 from mindspeed_train.checkpoint.writer import WRITER, job_of, write_rank
 from mindspeed_train.fault_tolerance.hang_watch import Progress, seconds_to_hang

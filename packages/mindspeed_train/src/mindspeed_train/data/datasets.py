@@ -25,11 +25,7 @@ from mindspeed_train.data.identity import TrainingData, check_unchanged, record_
 from mindspeed_train.data.index_cache import BlendedDataset
 from mindspeed_train.data.python_helpers import index_builders
 from mindspeed_train.data.sources import SPLITS, Blend, Sources, data_sources, parse_split
-from mindspeed_train.text.stages import (
-    BuiltTokenizer,
-    build_for_session,
-    check_for_datasets,
-)
+from mindspeed_train.text.stages import BuiltTokenizer, build_for_session, check_for_datasets
 from mindspeed_train.text.tokenizer import NullTokenizer, Tokenizer
 
 if TYPE_CHECKING:

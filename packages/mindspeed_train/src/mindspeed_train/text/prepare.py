@@ -26,13 +26,7 @@ from mindspeed_core.errors import ArgumentError, DataError, UserError
 from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_train.data.files import token_counts, token_dtype, write_index
 from mindspeed_train.text.end_token import note_token
-from mindspeed_train.text.input import (
-    SUFFIXES,
-    Reading,
-    read_segment,
-    segments_of,
-    text_files,
-)
+from mindspeed_train.text.input import SUFFIXES, Reading, read_segment, segments_of, text_files
 from mindspeed_train.text.parts import (
     PART_BYTES,
     Part,

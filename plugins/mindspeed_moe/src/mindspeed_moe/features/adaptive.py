@@ -9,12 +9,7 @@ from typing import Any
 from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, hookimpl
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
-from mindspeed_moe.features.zero_memory import (
-    KEPT_APART,
-    SENDING_LAYER,
-    exposed_again,
-    recomputed_already,
-)
+from mindspeed_moe.features.zero_memory import KEPT_APART, SENDING_LAYER, exposed_again, recomputed_already
 from mindspeed_moe.options import LEVEL1
 
 _FLAG = "--moe-adaptive-recompute-activation"

@@ -7,10 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from mindspeed_core.feature import Patch
-from mindspeed_megatron.hosts.megatron_lm.interception import (
-    ALWAYS,
-    Interception,
-)
+from mindspeed_megatron.hosts.megatron_lm.interception import ALWAYS, Interception
 from mindspeed_megatron.hosts.megatron_lm.patch_table import ENTRIES, PATCHES
 from mindspeed_megatron.hosts.megatron_lm.without_te import TE_AND_APEX, installed
 
