@@ -17,8 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_megatron.tracker import PUBLISHED, TRACKER, directory_name, iteration_of
-from mindspeed_train.checkpoint.manifests import MANIFEST, Manifest, describe, read_manifest
+from mindspeed_megatron.tracker import PUBLISHED, TRACKER
+from mindspeed_megatron.tracker import directory_name as directory_name
+from mindspeed_megatron.tracker import iteration_of as iteration_of
+from mindspeed_train.checkpoint.manifests import MANIFEST as MANIFEST
+from mindspeed_train.checkpoint.manifests import Manifest as Manifest
+from mindspeed_train.checkpoint.manifests import check_files as check_files
+from mindspeed_train.checkpoint.manifests import describe as describe
+from mindspeed_train.checkpoint.manifests import digest_file as digest_file
+from mindspeed_train.checkpoint.manifests import read_manifest
 from mindspeed_train.checkpoint.older_formats import RELEASE, refuse_older_format, refuse_without_step
 from mindspeed_train.checkpoint.os_errors import explain
 from mindspeed_train.checkpoint.processes import host_name, start_of
