@@ -72,7 +72,8 @@ class _Finder:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader)
+                    guarded: Any = _Loader(spec.loader)
+                    spec.loader = guarded
                 return spec
         return None
 
