@@ -67,7 +67,8 @@ def slept(names: Sequence[str], delay: float) -> dict[str, tuple[float, int, flo
     from mindspeed_pp.indexed_batches import IndexedBatches
     from mindspeed_pp.lint import lint
     from mindspeed_pp.mail import DOWN, UP, Mail, warm_up
-    from mindspeed_pp.step import Parts, Step
+    from mindspeed_pp.step import Step
+    from mindspeed_pp.step_parts import Parts
     from mindspeed_pp.weight_gradients import WeightGradients
 
     dist.init_process_group("gloo")

@@ -17,7 +17,7 @@ RECORDS = (
     "DataIterators", "LoadInfo", "SaveInfo", "BoundarySchema", "TensorSpec",
 )  # fmt: skip
 """In the order in which an author meets them."""
-PROOFS = ("Scenario", "Gain")
+PROOFS = ("Scenario", "Gain", "Resume", "Proofs")
 MADE_BY_CORE = ("Session",)
 """Classes that nobody else makes: their constructors are not shown."""
 

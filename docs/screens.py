@@ -24,7 +24,7 @@ from mindspeed_core.cli.features import main as features
 from mindspeed_core.discovery.entry_points import Installed, Source
 from mindspeed_core.platforms.platform import Availability
 from mindspeed_core.registry import Registry
-from mindspeed_megatron.doctor import checks
+from mindspeed_megatron.doctor import facts as doctor_facts
 from mindspeed_train.program import main as train
 
 FOLDER = Path(__file__).resolve().parent / "screens"
@@ -65,11 +65,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def facts(registry: Registry, host: str = "", begin: object = None) -> checks.Facts:
+def facts(registry: Registry, host: str = "", begin: object = None) -> doctor_facts.Facts:
     """Return what `doctor` would have found on the machine that is made up."""
     versions = {"torch": "2.13.0+cpu", "megatron-core": "0.16.1", "pluggy": "1.6.0", "numpy": "2.4.6"}
     torch = {"torch": versions["torch"], "backends": {"gloo": True}, "megatron": "ok", "helpers_cpp": "ok"}
-    return checks.Facts(
+    return doctor_facts.Facts(
         python="3.12.4",
         versions=versions,
         torch=torch,
@@ -100,7 +100,7 @@ def made_up_machine() -> Iterator[None]:
         for change in (
             patch.object(Registry, "discover", lambda: registry),
             patch.object(Installed, "sources", of_the_tree),
-            patch.object(checks, "collect", facts),
+            patch.object(doctor_facts, "collect", facts),
             patch.object(registry.platform("cuda"), "probe", absent("no NVIDIA device file in /dev")),
             patch.object(registry.platform("npu"), "probe", absent("torch_npu is not installed")),
         ):

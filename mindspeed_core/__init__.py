@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from mindspeed_core.run import StepResult as StepResult
     from mindspeed_core.run import TensorSpec as TensorSpec
     from mindspeed_core.scenario import Gain as Gain
+    from mindspeed_core.scenario import Proofs as Proofs
     from mindspeed_core.scenario import Resume as Resume
     from mindspeed_core.scenario import Scenario as Scenario
     from mindspeed_core.session import Session as Session
@@ -81,7 +82,7 @@ _MODULES = {
     "registry": "Registry",
     "resolver.plan": "Plan PlanError",
     "run": "BoundarySchema Datasets Run StepResult TensorSpec",
-    "scenario": "Gain Resume Scenario",
+    "scenario": "Gain Proofs Resume Scenario",
     "session": "Session",
     "validation": "Checked check",
 }

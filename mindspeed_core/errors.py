@@ -60,6 +60,10 @@ class DeclarationError(ValueError):
     """Wrong declaration of a feature, flag, slot or patch; the message says how to mend it."""
 
 
+class RefusedValue(ValueError):
+    """Value that the type of a flag can read and that the flag does not accept."""
+
+
 class PatchError(RuntimeError):
     """Patch that cannot be applied or reverted; the message names target and owner."""
 

@@ -20,6 +20,7 @@ from mindspeed_core.errors import DeclarationError
 from mindspeed_core.scenario import LOADED as LOADED
 from mindspeed_core.scenario import QUANTITIES as QUANTITIES
 from mindspeed_core.scenario import Gain as Gain
+from mindspeed_core.scenario import Proofs as Proofs
 from mindspeed_core.scenario import Resume as Resume
 from mindspeed_core.scenario import Scenario
 
@@ -163,6 +164,7 @@ class Patch:
         versions: a PEP 508 requirement the patch was written for, ``"megatron-core>=0.15,<0.17"``.
         required: a missing target is an error; ``False`` skips the patch where the symbol does not exist.
         also: further holders of the object (default arguments, registries), as ``"module:attribute"``.
+        every_name: replace the object under every name in modules, though the target only imported it.
         owner: filled in by the core: the feature, host or platform that asks for it.
     """
 
@@ -174,6 +176,7 @@ class Patch:
     required: bool = True
     also: tuple[str, ...] = ()
     owner: str = ""
+    every_name: bool = False
 
     def __post_init__(self) -> None:
         module, _, name = self.target.partition(":")
@@ -279,6 +282,7 @@ class Feature:
     """Features whose part this one does where both are asked for."""
     patches: ClassVar[Sequence[Patch]] = ()
     verify: ClassVar[Sequence[Scenario]] = ()
+    """Its proofs, or `Proofs` that name the module in which they stand."""
     docs: ClassVar[str] = ""
     """``"package:relative/path.md"``: the feature's documentation page inside its package."""
     modes: ClassVar[Sequence[str]] = ("train", "inference")

@@ -17,10 +17,11 @@ _MOVED_INTO = {
     "mindspeed_core.flags": "upstream.notes",
     "mindspeed_core.terminal": "cli.feature_names",
     "mindspeed_megatron": (
-        "backend_contracts cli.doctor cli.migrate_command cli.patches_command formulas hosts instruments "
-        "launch layer_spec linear_layout megatron_adaptor migrate platforms.broken_packages "
-        "platforms.equal_blocks platforms.fake platforms.planned_kernels runtime.earlier_files "
-        "runtime.losses runtime.rank_check runtime.spared_failures terminal.quiet terminal.tables upstream"
+        "backend_contracts cli.doctor cli.graph_command cli.migrate_command cli.patches_command formulas "
+        "hosts instruments launch layer_spec linear_layout megatron_adaptor migrate "
+        "platforms.broken_packages platforms.equal_blocks platforms.fake platforms.planned_kernels "
+        "runtime.earlier_files runtime.losses runtime.rank_check runtime.spared_failures terminal.quiet "
+        "terminal.tables upstream"
     ),
     "mindspeed_megatron.devices": (
         "platforms.accelerator platforms.ascend_generations platforms.cann platforms.cuda platforms.npu "
@@ -44,6 +45,9 @@ _RENAMED = {
     "cli.train_help": "mindspeed_train.program_help",
     "hosts.standalone": "mindspeed_train",
     "megatron": "mindspeed_megatron",
+    "megatron.batch_fields": "mindspeed_megatron.boundary",
+    "megatron.batch_ramp": "mindspeed_train.arguments.run_length",
+    "megatron.expert_reports": "mindspeed_megatron.layer_losses",
     "resolver.asking": "mindspeed_core.resolver.request",
     "runtime.reports": "mindspeed_core.runtime.metrics",
     "terminal.wrapped": "mindspeed_core.terminal.listing",

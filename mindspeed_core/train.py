@@ -5,7 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 
-if __name__ == "__main__":
+
+def main() -> int:
+    """Run the installed ``mindspeed-train``, and return its exit status.
+
+    Raises:
+        SystemExit: it is not installed.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Before the first import of ours; see `mindspeed_train.interrupts`.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -14,4 +20,8 @@ if __name__ == "__main__":
     programs = [*entry_points(group="console_scripts", name="mindspeed-train")]
     if not programs:
         sys.exit("mindspeed-train is not installed here: pip install 'mindspeed-core[train]'")
-    sys.exit(programs[0].load()())
+    return int(programs[0].load()() or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

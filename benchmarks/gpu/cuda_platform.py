@@ -64,7 +64,7 @@ def trainings(report: Report) -> None:
         first = train_side(flags, 1, 3, platform=report.platform, timeout=_SECONDS)
         second = train_side(flags, 1, 3, initial=first.initial, platform=report.platform, timeout=_SECONDS)
         comparison = compare_tensors(
-            second.parameters.tensors, first.parameters.tensors, tolerance=0.0, what="parameters"
+            second.parameters.tensors, first.parameters.tensors, tolerance=0.0, quantity="parameters"
         )
         assert comparison.equal, [str(difference) for difference in comparison.failures()[:5]]
     with report.check("bfloat16 with a distributed optimizer equals one without"):

@@ -6,6 +6,7 @@ through the entry-point group ``mindspeed.commands``; a broken one fails alone, 
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -29,13 +30,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("mindspeed_core.cli.plan_command", "Say what a command line would switch on, and why."),
     "migrate": ("mindspeed-megatron", "Say what becomes of a launch script, flag by flag."),
     "patches": ("mindspeed-megatron", "List patched symbols: by whom and why."),
-    "graph": ("mindspeed_core.cli.graph_command", "Draw how features depend on each other."),
+    "graph": ("mindspeed-megatron", "Draw how features depend on each other."),
     "doctor": ("mindspeed-megatron", "Check versions, devices and common mistakes."),
     "verify": ("mindspeed-testing", "Prove features on this machine."),
     "new": ("mindspeed-testing", "Start a plugin of your own that works as it comes."),
     "completion": ("mindspeed_core.cli.completion_command", "Print the completion script of a shell."),
 }
 """Sub-command: its module, or the distribution that brings it, and its line in ``--help``."""
+
+
+_READING = ("list", "show", "plan", "graph", "patches")
+"""Sub-commands that read declarations, print, and end."""
 
 
 class LazyProgram(ExplainedGroup):
@@ -104,7 +109,16 @@ def program() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status; ``argv`` is by default that of the process."""
-    return run_program(program, argv, PROGRAM)
+    words = sys.argv[1:] if argv is None else list(argv)
+    pauses = gc.isenabled() and bool(words) and words[0] in _READING
+    if pauses:
+        # A tenth of their time would be spent on looking for garbage among declarations, which stay.
+        gc.disable()
+    try:
+        return run_program(program, argv, PROGRAM)
+    finally:
+        if pauses:
+            gc.enable()
 
 
 if __name__ == "__main__":

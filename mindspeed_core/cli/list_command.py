@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from mindspeed_core.registry import FeatureRecord, Registry
 
 
+_ROOMY = 100
+"""Columns of a terminal on which a flag, its feature and its help have room beside each other."""
+
+
 @click.command("list", short_help="List features, broken plugins, extension points.")
 @click.option("--family", default=None, help="Only the features of one family.")
 @click.option("--flags", "by_flag", is_flag=True, help="List flags instead, each with its feature.")
@@ -161,21 +165,24 @@ def _print_flags(records: Sequence[FeatureRecord], states: Mapping[str, FeatureS
         for record in records
         for flag in record.cls.flags
     ]
-    if columns() is None:
+    limit = columns()
+    if limit is None:
         print_rows([("family", "flag", "feature", "help"), *rows])
         return
     for number, family in enumerate(dict.fromkeys(row[0] for row in rows)):
         if number:
             emit()
         print_heading(family)
-        print_rows(
-            [
-                (Cell(flag, "name"), Cell(feature, "dim"), text)
-                for of, flag, feature, text in rows
-                if of == family
-            ],
-            indent=2,
-        )
+        members = [row[1:] for row in rows if row[0] == family]
+        if limit >= _ROOMY:
+            print_rows(
+                [(Cell(flag, "name"), Cell(name, "dim"), text) for flag, name, text in members], indent=2
+            )
+            continue
+        for feature in dict.fromkeys(name for _, name, _ in members):
+            print_rows([(Cell(feature, "dim"),)], indent=2)
+            own = [(Cell(flag, "name"), text) for flag, name, text in members if name == feature]
+            print_rows(own, indent=4)
 
 
 def _print_details(records: Sequence[FeatureRecord], states: Mapping[str, FeatureState]) -> None:

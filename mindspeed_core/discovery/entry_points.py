@@ -11,10 +11,12 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions, entry_points
 from pathlib import PurePath
 from typing import Any, ClassVar
+
+from mindspeed_core.discovery.distributions import Reader, entries, headers, installed_distributions
 
 FEATURES = "mindspeed.features"
 PLATFORMS = "mindspeed.platforms"
@@ -83,24 +85,16 @@ def load_object(path: str) -> Any:
 class Installed:
     """The entry points of everything that is installed, read once.
 
-    A distribution that is on the path twice (an editable checkout beside an installed wheel) is represented
-    by the copy that comes first, which is the one Python imports; importlib.metadata sees to that.
-
     Attributes:
         damaged: distributions whose list of entry points cannot be read; usually none.
     """
 
-    _shared: ClassVar[Any] = None
+    _shared: ClassVar[dict[str, list[tuple[str, str, Reader]]] | None] = None
 
     def __init__(self) -> None:
         """Read the files of all distributions; import nothing."""
         self.damaged: list[BrokenPlugin] = []
-        self._names: dict[int, tuple[str, str]] = {}
-        try:
-            self._entries: Any = entry_points() if Installed._shared is None else Installed._shared
-        except Exception:
-            # One unreadable file fails the whole query: ask distribution by distribution to find whose it is.
-            self._entries = self._one_by_one()
+        self._groups = self._read() if Installed._shared is None else Installed._shared
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -108,7 +102,7 @@ class Installed:
 
         No garbage is collected meanwhile: what they make stays, and the search through it takes its time.
         """
-        before, Installed._shared = Installed._shared, self._entries
+        before, Installed._shared = Installed._shared, self._groups
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -120,64 +114,41 @@ class Installed:
 
     def sources(self, *groups: str) -> list[Source]:
         """Return the entry points of groups, sorted by name and distribution."""
-        entries = [entry for group in groups for entry in self._entries.select(group=group)]
-        found = [Source(*self._distribution(entry), entry.name, entry.value) for entry in entries]
-        return sorted(found, key=lambda source: (source.name, source.dist.lower(), source.value))
+        listed = [entry for group in groups for entry in self._groups.get(group, ())]
+        sources = [Source(*_name_and_version(read, value), name, value) for name, value, read in listed]
+        return sorted(sources, key=lambda source: (source.name, source.dist.lower(), source.value))
 
-    def _distribution(self, entry: EntryPoint) -> tuple[str, str]:
-        """Return name and version of an entry's distribution, whose metadata is parsed at every access."""
-        if entry.dist is None:
-            return _distribution(entry)
-        key = id(entry.dist)
-        if key not in self._names:
-            self._names[key] = _distribution(entry)
-        return self._names[key]
-
-    def _one_by_one(self) -> EntryPoints:
-        entries: list[EntryPoint] = []
-        seen: set[str] = set()
-        for distribution in distributions():
-            name = _name(distribution)
-            if name in seen:
-                continue
-            seen.add(name)
+    def _read(self) -> dict[str, list[tuple[str, str, Reader]]]:
+        groups: dict[str, list[tuple[str, str, Reader]]] = {}
+        for dist, read in installed_distributions():
             try:
-                entries += distribution.entry_points
+                listed = list(entries(read))
             except Exception as error:
                 self.damaged.append(
                     BrokenPlugin(
-                        dist=name,
+                        dist=dist,
                         version="unknown",
                         entry_point="entry_points.txt",
                         feature="",
                         error=f"its entry points cannot be read: {describe(error)}",
-                        remedy=f"pip install --force-reinstall {name}",
+                        remedy=f"pip install --force-reinstall {dist}",
                     )
                 )
-        return EntryPoints(entries)
+                continue
+            for group, name, value in listed:
+                groups.setdefault(group, []).append((name, value, read))
+        return groups
 
 
-def _name(distribution: Distribution) -> str:
+@lru_cache(maxsize=1024)
+def _name_and_version(read: Reader, value: str) -> tuple[str, str]:
+    """Return what the distribution of an entry point is called, and its version."""
     try:
-        return str(distribution.metadata["Name"]).lower().replace("_", "-")
-    except Exception:
-        return f"unreadable distribution {id(distribution)}"
-
-
-def _distribution(entry: EntryPoint) -> tuple[str, str]:
-    try:
-        assert entry.dist is not None
-        fields: dict[str, str] = {}
-        # importlib.metadata would parse the whole description as an e-mail, for each of the two.
-        for line in (entry.dist.read_text("METADATA") or entry.dist.read_text("PKG-INFO") or "").splitlines():
-            if not line:
-                break
-            name, _, value = line.partition(":")
-            fields.setdefault(name, value.strip())
+        fields = headers(read)
         return fields["Name"], fields["Version"]
     except Exception:
         # Damaged metadata: the entry point may still load, and is listed under its own name.
-        return entry.value.partition(":")[0].partition(".")[0].replace("_", "-"), "unknown"
+        return value.partition(":")[0].partition(".")[0].replace("_", "-"), "unknown"
 
 
 def broken(source: Source, error: BaseException | str, feature: str = "", remedy: str = "") -> BrokenPlugin:

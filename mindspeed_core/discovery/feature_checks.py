@@ -8,7 +8,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mindspeed_core.errors import guess
-from mindspeed_core.feature import Conflict, Fallback, Feature, Flag, Patch, Requirement, Scenario, TakeOver
+from mindspeed_core.feature import (
+    Conflict,
+    Fallback,
+    Feature,
+    Flag,
+    Patch,
+    Proofs,
+    Requirement,
+    Scenario,
+    TakeOver,
+)
 
 _KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 _STABILITY = ("stable", "prototype")
@@ -74,7 +84,8 @@ def check_feature(feature: Any) -> list[str]:
         ("modes", str),
     ):
         value = getattr(feature, attribute)
-        if value is getattr(Feature, attribute):
+        # Proofs in modules of their own are checked when they are read.
+        if value is getattr(Feature, attribute) or isinstance(value, Proofs):
             continue
         if isinstance(value, str) or not isinstance(value, Sequence):
             problems.append(f"{attribute} is not a sequence of {kind.__name__}")

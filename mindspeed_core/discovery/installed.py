@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+
+from mindspeed_core.discovery.distributions import headers, installed_distributions, normalized
 
 _CORE = "megatron-core"
 
@@ -46,7 +47,6 @@ def package_file(reference: str) -> Path | None:
 
 @lru_cache(maxsize=1024)
 def _of_distribution(name: str) -> str:
-    try:
-        return version(name) or ""
-    except PackageNotFoundError:
-        return ""
+    wanted = normalized(name)
+    reader = next((read for dist, read in installed_distributions() if dist == wanted), None)
+    return headers(reader).get("Version", "") if reader else ""

@@ -7,9 +7,9 @@ has them under the names that authors use.
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
+from mindspeed_core.discovery.distributions import entries, headers, installed_distributions
 from mindspeed_core.discovery.entry_points import Source
 from mindspeed_core.errors import UserError
 
@@ -48,9 +48,9 @@ def part_if_installed(name: str) -> Any | None:
 
 @lru_cache(maxsize=1)
 def _parts() -> dict[str, Source]:
-    try:
-        supplier = distribution(SUPPLIER)
-    except PackageNotFoundError:
-        return {}
-    entries = supplier.entry_points.select(group=PARTS)
-    return {entry.name: Source(SUPPLIER, supplier.version, entry.name, entry.value) for entry in entries}
+    for name, read in installed_distributions():
+        if name == SUPPLIER:
+            version = headers(read).get("Version", "")
+            supplied = [(entry, value) for group, entry, value in entries(read) if group == PARTS]
+            return {entry: Source(SUPPLIER, version, entry, value) for entry, value in supplied}
+    return {}

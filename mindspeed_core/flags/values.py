@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from mindspeed_core.errors import RefusedValue as RefusedValue
 from mindspeed_core.feature import Flag
 from mindspeed_core.resolver.plan import Problem
 
@@ -14,10 +15,6 @@ SHOWN = 200
 _LARGEST = 2**63
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
-
-
-class RefusedValue(ValueError):
-    """A value the flag's type can read but that it does not accept."""
 
 
 def least_values(flag: Flag) -> int:

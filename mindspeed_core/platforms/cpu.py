@@ -6,16 +6,18 @@ CPU, as the part ``patches_of_cpu``.
 
 from __future__ import annotations
 
-import logging
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_core.discovery.parts import part_if_installed
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms import process_memory
 from mindspeed_core.platforms.platform import Availability, MemoryFigure, OpeningSession, Platform
+
+if TYPE_CHECKING:
+    import logging
 
 _RNG_LOGGERS = (
     "megatron.core.tensor_parallel.random",
@@ -78,7 +80,9 @@ class CpuPlatform(Platform):
             owner=self.name,
             reason="compiling for CPU takes minutes and is not bit-identical to eager execution",
         )
-        for logger in map(logging.getLogger, _RNG_LOGGERS):
+        from logging import getLogger
+
+        for logger in map(getLogger, _RNG_LOGGERS):
             session.ledger.setting(
                 f"logging:{logger.name}.filters",
                 lambda logger=logger: logger.addFilter(_is_informative),  # type: ignore[misc]

@@ -7,7 +7,6 @@ that need no pinning); platforms with one override them. Importing this module l
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -214,9 +213,11 @@ class Platform:
         Args:
             local_rank: number of the process on its node; by default the launcher's ``LOCAL_RANK``, or 0.
         """
+        from socket import gethostname
+
         number = int(os.environ.get("LOCAL_RANK", "0")) if local_rank is None else local_rank
         device = self.device(number)
-        return Place(socket.gethostname(), number, str(device), self.device_model(device), self.driver())
+        return Place(gethostname(), number, str(device), self.device_model(device), self.driver())
 
     def device_model(self, device: torch.device) -> str:
         """Return the name of a device's model."""

@@ -10,6 +10,8 @@ T = TypeVar("T")
 def all_gather_values(value: T, group: Any = None) -> list[T]:
     """Return every rank's (picklable) value, in rank order. Collective; one value without a process group.
 
+    Every rank of the group has to call it: one that does not leaves the others waiting.
+
     Args:
         value: the value of this rank.
         group: the ranks that take part; all by default.

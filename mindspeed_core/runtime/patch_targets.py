@@ -173,6 +173,13 @@ def callable_of(raw: Any) -> Any:
     return raw
 
 
+def defined_at(raw: Any) -> str:
+    """Return ``module:Qual.name`` of the definition of a function or class; empty where it does not say."""
+    inside = callable_of(raw)
+    module, qualified = getattr(inside, "__module__", None), getattr(inside, "__qualname__", None)
+    return f"{module}:{qualified}" if isinstance(module, str) and isinstance(qualified, str) else ""
+
+
 def like(raw: Any, new: Any, container: Any, name: str) -> Any:
     """Return the raw object to store for ``new``: wrapped in the same kind of descriptor as ``raw``."""
     if not isinstance(container, type):

@@ -23,6 +23,7 @@ from mindspeed_core.runtime.patch_targets import (
     MissingTarget,
     callable_of,
     check_patchable,
+    defined_at,
     holders,
     is_shared_by_name,
     like,
@@ -123,8 +124,8 @@ class PatchLedger:
             owner: for patches that do not name theirs.
 
         Raises:
-            PatchError: a target is missing, refused, of an unsupported version, or replaced twice. Nothing of
-                this call is applied then.
+            PatchError: a target is missing, refused, of an unsupported version or replaced twice, or would be
+                replaced everywhere by a name that was imported. Nothing of this call is applied then.
         """
         named = [patch if patch.owner else replace(patch, owner=owner or "unnamed") for patch in patches]
         with _process_lock:
@@ -135,6 +136,8 @@ class PatchLedger:
             for change in pending:
                 _compose(change)
             _find_holders(pending)
+            for change in pending:
+                _check_names(change)
             for change in pending:
                 record = change.record
                 record.places += change.places
@@ -307,6 +310,30 @@ def _find_holders(pending: Sequence[_Pending]) -> None:
         change.places += [
             (place, original) for place in found.get(id(original), []) if place.key not in taken
         ]
+
+
+def _check_names(change: _Pending) -> None:
+    """Refuse a replacement of an imported name that would replace the object under its other names too.
+
+    Raises:
+        PatchError: names the places that would change unasked.
+    """
+    places = [place for place, _ in (*change.record.places, *change.places)]
+    for patch in change.patches:
+        own = [locate(target, patch.owner) for target in (patch.target, *patch.also)]
+        # What a class holds is defined there.
+        if patch.kind != "replace" or patch.every_name or isinstance(own[0].container, type):
+            continue
+        named = {place.key for place in own}
+        others = [place.label for place in places if place.key not in named]
+        where = defined_at(change.record.original)
+        if others and where not in (patch.target, *patch.also):
+            raise PatchError(
+                f"{patch.owner}: the patch of {patch.target} would replace the same object as "
+                f"{', '.join(sorted(others)[:5])} too; patch it where it is defined"
+                + (f" ({where})" if where else "")
+                + ", or set every_name=True to replace it everywhere"
+            )
 
 
 def _restore_late_holders(records: Sequence[_Record]) -> None:

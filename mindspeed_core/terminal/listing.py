@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -55,7 +54,9 @@ def columns(stream: TextIO | None = None) -> int | None:
         return None
     with suppress(OSError, ValueError):
         own = os.get_terminal_size(stream.fileno()).columns
-    return shutil.get_terminal_size((own or 80, 24)).columns
+    from shutil import get_terminal_size
+
+    return get_terminal_size((own or 80, 24)).columns
 
 
 def width(text: str) -> int:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from made_packages import write_metadata
 
-from mindspeed_megatron.doctor import checks
 from mindspeed_megatron.doctor import command as doctor_command
-from mindspeed_megatron.doctor.checks import Facts, examine
+from mindspeed_megatron.doctor import facts as facts_of_machine
+from mindspeed_megatron.doctor.checks import examine
+from mindspeed_megatron.doctor.facts import Facts
 from mindspeed_megatron.doctor.supported_versions import TABLE, matches, same_release
 
 SOUND = Facts(
@@ -143,7 +144,7 @@ def test_the_dependencies_of_the_package_agree_with_the_table():
 
 
 def test_doctor_passes_on_this_machine_and_reports_every_check(features, monkeypatch):
-    monkeypatch.setattr(checks, "_probe_torch", lambda: (dict(SOUND.torch), ""))
+    monkeypatch.setattr(facts_of_machine, "_probe_torch", lambda: (dict(SOUND.torch), ""))
     result = features("doctor", "--json")
     found = json.loads(result.output)
 
@@ -153,7 +154,7 @@ def test_doctor_passes_on_this_machine_and_reports_every_check(features, monkeyp
 
 
 def test_doctor_fails_and_prints_the_remedy_when_torch_cannot_be_imported(features, monkeypatch):
-    monkeypatch.setattr(checks, "_probe_torch", lambda: ({}, "the process ended with status -11"))
+    monkeypatch.setattr(facts_of_machine, "_probe_torch", lambda: ({}, "the process ended with status -11"))
     result = features("doctor")
 
     assert result.exit_code == 1
@@ -164,7 +165,7 @@ def test_doctor_fails_and_prints_the_remedy_when_torch_cannot_be_imported(featur
 def test_a_platform_that_cannot_be_loaded_is_among_the_findings(features, tmp_path, on_path, monkeypatch):
     write_metadata(tmp_path, "odd-device", {"mindspeed.platforms odd": "a_module_that_nobody_has:Odd"})
     on_path(tmp_path)
-    monkeypatch.setattr(checks, "_probe_torch", lambda: (dict(SOUND.torch), ""))
+    monkeypatch.setattr(facts_of_machine, "_probe_torch", lambda: (dict(SOUND.torch), ""))
 
     findings = json.loads(features("doctor", "--json").output)["findings"]
 
@@ -181,7 +182,7 @@ def test_a_probe_that_dies_is_reported_with_its_last_words(monkeypatch, tmp_path
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
-    answer, problem = checks._probe_torch()
+    answer, problem = facts_of_machine._probe_torch()
 
     assert answer == {}
     assert "status 9" in problem
@@ -190,7 +191,7 @@ def test_a_probe_that_dies_is_reported_with_its_last_words(monkeypatch, tmp_path
 
 def test_the_verdict_comes_first_then_the_worst_then_what_is_fine_in_short(features, monkeypatch):
     facts = replace(SOUND, open_files=1024, helpers_build="")
-    monkeypatch.setattr(checks, "collect", lambda *asked: facts)
+    monkeypatch.setattr(facts_of_machine, "collect", lambda *asked: facts)
 
     lines = features("doctor").output.splitlines()
     everything = features("doctor", "--all").output
@@ -203,7 +204,7 @@ def test_the_verdict_comes_first_then_the_worst_then_what_is_fine_in_short(featu
 
 
 def test_doctor_says_on_a_terminal_what_takes_its_time_and_leaves_no_trace(features, monkeypatch):
-    monkeypatch.setattr(checks, "_probe_torch", lambda: (dict(SOUND.torch), ""))
+    monkeypatch.setattr(facts_of_machine, "_probe_torch", lambda: (dict(SOUND.torch), ""))
     monkeypatch.setattr(doctor_command, "columns", lambda stream: 80)
     result = features("doctor", "--json")
 

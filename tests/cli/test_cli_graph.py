@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed_core.cli.graph_command import as_dot, as_mermaid, graph_of, print_overview
 from mindspeed_core.feature import Conflict, Feature, Requirement
+from mindspeed_megatron.graph_command import as_dot, as_mermaid, graph_of, print_overview
 
 
 class Base(Feature):

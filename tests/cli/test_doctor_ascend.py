@@ -165,7 +165,7 @@ def without_cann(monkeypatch):
     def missing(name):
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(cann, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(cann, "installed_version", lambda name: "2.13.0")
     monkeypatch.setattr(cann.ctypes, "CDLL", missing)
     monkeypatch.setattr(cann, "sys", type("sys", (), {"modules": {}}))
     cann.libraries_missing.cache_clear()
@@ -188,7 +188,7 @@ def test_a_user_s_own_setting_stays(without_cann, monkeypatch):
 
 
 def test_the_platform_says_which_file_to_source(without_cann, monkeypatch):
-    monkeypatch.setattr("mindspeed_megatron.devices.npu.version", lambda name: "2.13.0")
+    monkeypatch.setattr("mindspeed_megatron.devices.npu.installed_version", lambda name: "2.13.0")
 
     verdict = NpuPlatform.probe()
     assert not verdict.available

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from mindspeed_megatron.instruments.storage import (
-    OPTIMIZER_STATE,
-    PARAMETERS,
-    StorageTracker,
-    without_numbers,
-)
+from mindspeed_megatron.instruments.held_tensors import OPTIMIZER_STATE, PARAMETERS
+from mindspeed_megatron.instruments.storage import StorageTracker, without_numbers
 
 
 def test_the_peak_names_its_tensors_although_they_are_gone():

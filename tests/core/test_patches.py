@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 
@@ -100,6 +101,22 @@ def test_replacing_a_function_reaches_modules_that_imported_it_by_name(library, 
     ledger.revert()
     assert library.double is original
     assert importer.twice is original
+
+
+def test_replacing_an_imported_name_everywhere_is_refused_unless_asked_for(library, importer, ledger):
+    original = library.double
+    of_importer = Patch("patched_importer:twice", lambda x: 20 * x, "test", owner="feature-a")
+    expected = r"patched_importer:twice would replace .*patched_library:double too; .* every_name=True"
+    with pytest.raises(PatchError, match=expected):
+        ledger.apply([of_importer])
+    assert library.double is importer.twice is original
+
+    ledger.apply([patch("double", lambda f: f, "wrap")])
+    with pytest.raises(PatchError, match=expected):
+        ledger.apply([of_importer])
+
+    ledger.apply([replace(of_importer, every_name=True)])
+    assert library.double(1) == importer.twice(1) == 20
 
 
 def test_first_wrap_of_the_plan_is_the_outermost(library, ledger):

@@ -234,7 +234,7 @@ def test_cuda_version_of_torch_is_read_from_its_version_file():
 
 
 def test_npu_needs_torch_npu_and_devices(monkeypatch):
-    monkeypatch.setattr(npu, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(npu, "installed_version", lambda name: "2.13.0")
     monkeypatch.setattr(npu, "device_files", lambda directory: 8)
     assert NpuPlatform.probe() == Availability(True, "8 Ascend device(s), torch_npu 2.13.0")
     monkeypatch.setattr(npu, "device_files", lambda directory: 0)

@@ -489,7 +489,7 @@ def test_the_arguments_that_an_implementation_asks_for(name, asked):
 
 def test_a_declaration_that_looks_up_entry_points_while_it_is_loaded_reads_none_anew(monkeypatch):
     installed = Installed()
-    monkeypatch.setattr(entry_points, "entry_points", lambda: pytest.fail("read anew"))
+    monkeypatch.setattr(entry_points, "installed_distributions", lambda: pytest.fail("read anew"))
 
     with installed.shared():
         assert Installed().sources(entry_points.FEATURES) == installed.sources(entry_points.FEATURES)

@@ -3,13 +3,7 @@ import math
 import pytest
 import torch
 
-from mindspeed_testing.compare import (
-    Comparison,
-    compare_numbers,
-    compare_tensors,
-    relative_error,
-    same_bits,
-)
+from mindspeed_testing.compare import Comparison, compare_numbers, compare_tensors, relative_error, same_bits
 
 
 def test_error_is_relative_to_the_largest_element():
@@ -57,7 +51,7 @@ def test_shapes_are_compared():
 def test_the_worst_tensor_comes_first():
     reference = {key: torch.ones(2) for key in "abc"}
     actual = {"a": torch.full((2,), 1.1), "b": torch.full((2,), 1.5), "c": torch.ones(2)}
-    comparison = compare_tensors(actual, reference, tolerance=1e-3, what="gradients of step 2")
+    comparison = compare_tensors(actual, reference, tolerance=1e-3, quantity="gradients of step 2")
     assert [d.key for d in comparison.worst(3)] == ["b", "a", "c"]
     assert str(comparison).splitlines()[1] == "  gradients of step 2: b: relative error 0.5"
 

@@ -19,7 +19,7 @@ from pickle_grammar import Grammar
 from torch.distributed import checkpoint as dcp
 
 from mindspeed_megatron.plan_resume import compare_plans
-from mindspeed_train.checkpoint import common_state, index, publish
+from mindspeed_train.checkpoint import common_state, index, manifests
 from mindspeed_train.checkpoint.archive import find_tensor, read_archive
 from mindspeed_train.checkpoint.opened_files import Part, read_inside
 from mindspeed_train.checkpoint.shard_reader import ShardReader
@@ -76,8 +76,8 @@ class Good:
         common = io.BytesIO()
         torch.save({"iteration": 2, "layout": {"tp": 1}, "t": torch.ones(3), "n": np.arange(4)}, common)
         self.common = common.getvalue()
-        manifest = publish.Manifest(2, {"common.pt": (3, "0" * 64)}, plan={"features": [{"name": "x"}]})
-        self.manifest = json.loads(publish.describe(manifest))
+        manifest = manifests.Manifest(2, {"common.pt": (3, "0" * 64)}, plan={"features": [{"name": "x"}]})
+        self.manifest = json.loads(manifests.describe(manifest))
         tokens = np.arange(30, dtype=np.uint16)
         tokens.tofile(folder / "d.bin")
         write_index(folder / "d.idx", np.array([10, 12, 8], dtype=np.int32), np.dtype(np.uint16))
@@ -226,9 +226,9 @@ def _manifest(good: Good, draw: random.Random, folder: Path) -> Read:
     )
 
     def read() -> Any:
-        manifest = publish.read_manifest(folder)
+        manifest = manifests.read_manifest(folder)
         compare_plans(manifest.plan, {"features": [{"name": "y"}]}, {})
-        return list(publish.check_files(folder, manifest, manifest.files, contents=True))
+        return list(manifests.check_files(folder, manifest, manifest.files, contents=True))
 
     return read
 

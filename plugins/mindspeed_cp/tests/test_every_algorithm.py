@@ -92,10 +92,10 @@ def test_losses_gradients_and_weights_are_those_of_the_whole_sequence(whole, ran
         assert "context-parallel" in side.features, what
         for mine, other in zip(side.losses, baseline.losses, strict=True):
             losses = compare_numbers(
-                list(mine.values()), list(other.values()), tolerance=TOLERANCE, what=what
+                list(mine.values()), list(other.values()), tolerance=TOLERANCE, quantity=what
             )
             assert losses.equal, losses
         states = [*zip(side.gradients, baseline.gradients, strict=True)]
         for mine, other in [*states, (side.parameters, baseline.parameters)]:
-            tensors = compare_tensors(mine.tensors, other.tensors, tolerance=TOLERANCE, what=what)
+            tensors = compare_tensors(mine.tensors, other.tensors, tolerance=TOLERANCE, quantity=what)
             assert tensors.equal, tensors

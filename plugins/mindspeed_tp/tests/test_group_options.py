@@ -3,8 +3,7 @@
 import pytest
 
 from mindspeed_core.activation import activate, plan_for, prepare
-from mindspeed_core.errors import UserError
-from mindspeed_core.flags.values import RefusedValue
+from mindspeed_core.errors import RefusedValue, UserError
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_testing.model_flags import training_flags

@@ -11,13 +11,15 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_megatron.devices.cann import hold_back_torch_npu
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 OPTIONAL = ("transformer_engine", "flash_attn", "triton", "apex")
 """Packages that only some machines have, and that nothing here needs."""
@@ -57,7 +59,7 @@ def why_unusable(package: str) -> str:
     return ""
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finds what the others find, with a loader that knows missing modules alone."""
 
     def find_spec(
@@ -70,12 +72,13 @@ class _Finder(MetaPathFinder):
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader)
+                    guarded: Any = _Loader(spec.loader)
+                    spec.loader = guarded
                 return spec
         return None
 
 
-class _Loader(Loader):
+class _Loader:
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 

@@ -14,14 +14,30 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+from torch import Tensor
 
-from mindspeed_megatron.expert_reports import take_expert_losses
 from mindspeed_megatron.losses import Losses, copied_later
 from mindspeed_megatron.step_tokens import StepTokens
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
+
+
+def take_expert_losses() -> dict[str, Tensor]:
+    """Return the collected losses ``[layers]`` by name, and begin anew."""
+    # From 0.18 on the dictionary of earlier versions is a copy, which forgets nothing.
+    record: Any = getattr(moe_utils, "get_moe_metrics_tracker", None)
+    if record is not None:
+        metrics = record().metrics
+        found = {name: entry.values for name, entry in metrics.items()}
+    else:
+        metrics = moe_utils.get_moe_layer_wise_logging_tracker()
+        found = {name: entry["values"] for name, entry in metrics.items() if "values" in entry}
+    metrics.clear()
+    return found
+
 
 _BALANCE = {
     "aux_loss": "load_balancing_loss",

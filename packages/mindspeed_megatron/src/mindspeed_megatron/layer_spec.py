@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from mindspeed_core.discovery.slots import NORM_ROLES as NORM_ROLES
-from mindspeed_core.errors import UserError
+from mindspeed_megatron.layer_sites import HISTORY, history
+from mindspeed_megatron.layer_sites import LayerSpecError as LayerSpecError
+from mindspeed_megatron.layer_sites import LinearLayoutError as LinearLayoutError
+from mindspeed_megatron.layer_sites import Replacement as Replacement
+from mindspeed_megatron.layer_sites import Site as Site
 from mindspeed_megatron.linear_layout import ANY_LAYOUT as ANY_LAYOUT
 from mindspeed_megatron.linear_layout import LinearLayout as LinearLayout
 from mindspeed_megatron.linear_layout import knows, layout_of, wrapped_argument
@@ -36,98 +40,6 @@ _ROLE_OF_FIELD = {
     "layer_norm": "final_layernorm",
     "activation_func": "activation",
 }
-_HISTORY = "mindspeed_history"
-
-
-class LayerSpecError(RuntimeError):
-    """A specification tree cannot be edited as asked; the message names role, path and owners."""
-
-
-class LinearLayoutError(LayerSpecError, UserError):
-    """A module goes around a linear whose layout it does not know; the message names both and the way out."""
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """One replacement, as `SpecEditor.history` reports it.
-
-    Attributes:
-        owner: the feature.
-        role: the role of the site.
-        path: where in the tree, ``layers.3.self_attention.core_attention`` (position within the chunk).
-        old: class that was there, ``None`` for an empty site.
-        new: class that is there now.
-        layouts: names of the layouts of linears that a wrapper knows, beside megatron-core's.
-    """
-
-    owner: str
-    role: str
-    path: str
-    old: str | None
-    new: str
-    layouts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Site:
-    """A place in the tree where a module is specified.
-
-    Attributes:
-        role: what the module is: ``qkv``, ``core_attention``, ``fc1``, ``input_layernorm``, ….
-        path: attribute path from the root, list positions as numbers.
-        layer_number: number of the layer in the whole model, counted from 1 as megatron-core does; None
-            outside layers, and where the editor has no configuration.
-        spec: what is specified there; a bare class appears as ``ModuleSpec(module=class)``, an empty site
-            (None or an identity) as None.
-        within: roles of the modules around it, outermost first.
-        wrapped_in: what wraps it at this place and declares so, outermost first.
-    """
-
-    role: str
-    path: str
-    layer_number: int | None
-    spec: ModuleSpec | None
-    within: tuple[str, ...] = ()
-    wrapped_in: tuple[str, ...] = ()
-
-    @property
-    def placed_by(self) -> str:
-        """Return the feature that put the module here; empty where no feature did."""
-        past = _history(self.spec) if self.spec is not None else ()
-        return past[-1].owner if past else ""
-
-    def wrap(self, module: type, **params: Any) -> ModuleSpec:
-        """Return a specification of ``module`` that contains what this site specifies.
-
-        Features that come later find what is inside, and replace it there.
-
-        Args:
-            module: a class with the attribute ``wraps``: the name of the constructor's argument that gets the
-                specification of what stands here. The other arguments are those of what it contains.
-            params: further constructor arguments.
-
-        Raises:
-            LayerSpecError: the class does not say what it wraps, or nothing stands here.
-        """
-        inside = wrapped_argument(module)
-        if not inside or self.spec is None:
-            lacks = f"{module.__qualname__} has no attribute wraps" if not inside else "nothing stands there"
-            raise LayerSpecError(f"{self.role} ({self.path}) cannot be wrapped: {lacks}")
-        return ModuleSpec(module=module, params={inside: self.spec, **params})
-
-    def carry(self, module: type, **params: Any) -> ModuleSpec:
-        """Return a specification of ``module`` that keeps everything else this site specifies.
-
-        Args:
-            module: the class that takes over.
-            params: further constructor arguments; the same name replaces the old value.
-        """
-        if self.spec is None:
-            return ModuleSpec(module=module, params=params)
-        taken_over = copy.copy(self.spec)
-        taken_over.module = module
-        taken_over.params = {**self.spec.params, **params}
-        return taken_over
 
 
 @dataclass
@@ -280,11 +192,11 @@ class SpecEditor:
         found: list[Replacement] = []
         for slot in self._walk():
             for spec in (slot.site.spec, *slot.around):
-                found += [entry for entry in _history(spec) if entry not in found] if spec is not None else []
+                found += [entry for entry in history(spec) if entry not in found] if spec is not None else []
         return tuple(found)
 
     def _put(self, slot: _Slot, site: Site, new: ModuleSpec, wrap: bool, layouts: Collection[str]) -> None:
-        past = _history(site.spec) if site.spec else ()
+        past = history(site.spec) if site.spec else ()
         others = [replacement for replacement in past if replacement.owner != self.owner]
         if others and not wrap:
             raise LayerSpecError(
@@ -300,7 +212,7 @@ class SpecEditor:
             layouts=tuple(sorted(layouts)),
         )
         chosen = in_role(chosen, site.role)
-        setattr(chosen, _HISTORY, (*past, entry) if self.owner else past)
+        setattr(chosen, HISTORY, (*past, entry) if self.owner else past)
         slot.write(chosen)
 
     def _check_layouts(
@@ -322,7 +234,7 @@ class SpecEditor:
             raise self._unknown_layout(site, self.owner, _name(new), site.placed_by, _name(site.spec), inside)
         own = layout_of(new.module)
         for wrapper in slot.around if own is not None else ():
-            entry = (_history(wrapper) or (Replacement("", site.role, site.path, None, _name(wrapper)),))[-1]
+            entry = (history(wrapper) or (Replacement("", site.role, site.path, None, _name(wrapper)),))[-1]
             if own is not None and not knows(frozenset(entry.layouts), own):
                 raise self._unknown_layout(site, entry.owner, _name(wrapper), self.owner, _name(new), own)
 
@@ -420,10 +332,6 @@ def _matches(site: Site, role: str) -> bool:
     if last != site.role:
         return False
     return not around or site.within[-len(around) :] == tuple(around)
-
-
-def _history(spec: ModuleSpec) -> tuple[Replacement, ...]:
-    return getattr(spec, _HISTORY, ())
 
 
 def _name(spec: ModuleSpec) -> str:

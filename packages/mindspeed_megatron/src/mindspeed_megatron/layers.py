@@ -22,7 +22,8 @@ from mindspeed_megatron.broken_packages import why_unusable
 from mindspeed_megatron.corrections import holds
 from mindspeed_megatron.experts import ExpertOutput, PlainExperts
 from mindspeed_megatron.latent_attention import LatentCoreAttention, LatentSelfAttention
-from mindspeed_megatron.layer_spec import NORM_ROLES, Site, SpecEditor
+from mindspeed_megatron.layer_sites import Site
+from mindspeed_megatron.layer_spec import NORM_ROLES, SpecEditor
 from mindspeed_megatron.plain_norm import PlainNorm
 
 

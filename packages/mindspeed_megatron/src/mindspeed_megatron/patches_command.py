@@ -22,6 +22,9 @@ from mindspeed_core.terminal.training_flags import (
     training_flags,
 )
 
+_ROOMY = 100
+"""Columns of a terminal on which owner, symbol and reason have room beside each other."""
+
 
 @click.command(
     "patches", short_help="List patched symbols: by whom and why.", context_settings=UNPROCESSED_FLAGS
@@ -118,7 +121,14 @@ def _print_owners(patches: Sequence[Patch]) -> None:
         for reason, changed in reasons.items():
             first = owner if not rows or rows[-1][1] != owner else ""
             rows.append((first, owner, _targets(changed), reason))
-    print_rows([(Cell(first, "bold"), Cell(names, "name"), why) for first, _, names, why in rows])
+    if (columns() or _ROOMY) < _ROOMY:
+        for number, owner in enumerate(dict.fromkeys(row[1] for row in rows)):
+            if number:
+                emit()
+            print_heading(owner)
+            print_rows([(Cell(names, "name"), why) for _, by, names, why in rows if by == owner], indent=2)
+    else:
+        print_rows([(Cell(first, "bold"), Cell(names, "name"), why) for first, _, names, why in rows])
     _print_count(patches)
     print_hint("mindspeed-features patches --all prints every symbol, -- FLAGS those of one training.")
 

@@ -5,10 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 from megatron.core.models.backends import LocalSpecProvider
-from megatron.core.models.gpt.gpt_layer_specs import (
-    get_gpt_decoder_block_spec,
-    get_gpt_layer_local_spec,
-)
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.identity_op import IdentityOp
@@ -24,14 +21,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from mindspeed_core.errors import UserError
 from mindspeed_core.resolver.plan import ActiveFeature, Plan
 from mindspeed_core.runtime.instance_patches import Roles
-from mindspeed_megatron.layer_spec import (
-    ANY_LAYOUT,
-    NORM_ROLES,
-    LayerSpecError,
-    LinearLayout,
-    LinearLayoutError,
-    SpecEditor,
-)
+from mindspeed_megatron.layer_sites import LayerSpecError, LinearLayoutError
+from mindspeed_megatron.layer_spec import ANY_LAYOUT, NORM_ROLES, LinearLayout, SpecEditor
 
 
 class Norm:

@@ -12,9 +12,9 @@ from megatron.core.transformer.moe import moe_utils
 from mindspeed_core.errors import ArgumentError
 from mindspeed_megatron import backward_pass as passes
 from mindspeed_megatron.backward_pass import backward_pass
-from mindspeed_megatron.expert_reports import take_expert_losses
 from mindspeed_megatron.fully_sharded import megatron_fsdp
 from mindspeed_megatron.global_state import destroy_megatron_state
+from mindspeed_megatron.layer_losses import take_expert_losses
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from mindspeed_megatron.layer_spec import LayerSpecError, SpecEditor
+from mindspeed_megatron.layer_sites import LayerSpecError
+from mindspeed_megatron.layer_spec import SpecEditor
 from mindspeed_megatron.spec_forms import as_spec, in_role
 
 

@@ -10,7 +10,8 @@ import pytest
 from mindspeed_core.activation import prepare
 from mindspeed_core.discovery.installed import installed_version
 from mindspeed_core.errors import ArgumentError, UserError
-from mindspeed_megatron.doctor.checks import Facts, check_touch_points
+from mindspeed_megatron.doctor.checks import check_touch_points
+from mindspeed_megatron.doctor.facts import Facts
 from mindspeed_megatron.touch_points import startup, survey
 
 NEWER = "0.99.0"

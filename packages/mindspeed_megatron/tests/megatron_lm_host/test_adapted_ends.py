@@ -10,7 +10,7 @@ import pytest
 from mindspeed_core.feature import hookimpl
 from mindspeed_kernels.features.weight_gradients import GroupedExperts
 from mindspeed_megatron.unwrap import unwrap
-from mindspeed_memory.features.activations import ACTIVATION_FEATURES
+from mindspeed_memory.features import ACTIVATION_FEATURES
 from mindspeed_testing.worlds import run_world
 
 MODEL = ("--platform", "cpu", "--use-cpu-initialization")

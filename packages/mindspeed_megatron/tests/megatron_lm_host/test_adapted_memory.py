@@ -5,7 +5,7 @@ import pytest
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_kernels.features.attention import FlashAttention
-from mindspeed_memory.features.activations import ACTIVATION_FEATURES
+from mindspeed_memory.features import ACTIVATION_FEATURES
 from mindspeed_memory.features.memory_fragmentation import MemoryFragmentation
 from mindspeed_memory.features.memory_report import MemoryReport
 from mindspeed_testing.worlds import run_world

@@ -19,14 +19,8 @@ from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.registry import Registry
 from mindspeed_megatron.hosts.megatron_lm import checkout
 from mindspeed_megatron.hosts.megatron_lm.flags import _of_record, flags_of
-from mindspeed_megatron.hosts.megatron_lm.patch_table import (
-    ARGUMENTS,
-    ENTRIES,
-    PATCHES,
-    STARTUPS,
-    needed,
-    patches_for,
-)
+from mindspeed_megatron.hosts.megatron_lm.needed_patches import needed, patches_for
+from mindspeed_megatron.hosts.megatron_lm.patch_table import ARGUMENTS, ENTRIES, PATCHES, STARTUPS
 from mindspeed_megatron.hosts.megatron_lm.session import refuse_at_once
 from mindspeed_megatron.hosts.megatron_lm.without_te import apply_defaults
 

@@ -5,7 +5,7 @@ import pytest
 
 from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.feature import Feature, hookimpl
-from mindspeed_memory.features.optimizer_state import OPTIMIZER_FEATURES
+from mindspeed_memory.features import OPTIMIZER_FEATURES
 from mindspeed_testing.worlds import run_world
 from mindspeed_train import loop as _standalone  # noqa: F401 - preloads what worlds need
 

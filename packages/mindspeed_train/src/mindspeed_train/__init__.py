@@ -20,7 +20,6 @@ _STAGES = (
     _HERE + "model.build",
     "mindspeed_megatron.boundary",
     "mindspeed_megatron.data_parallel",
-    "mindspeed_megatron.batch_fields",
     _HERE + "text.stages",
     _HERE + "data.stages",
     _HERE + "optimizer",

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from mindspeed_train.checkpoint.source import latest_step
     from mindspeed_train.checkpoint.tensor_archive import around as around_tensor
     from mindspeed_train.checkpoint.writer import write_job
+    from mindspeed_train.data.datasets import MadeUpDataset
     from mindspeed_train.data.files import check_dataset_files, token_dtype, write_index
     from mindspeed_train.data.python_helpers import index_builders
     from mindspeed_train.data.sources import data_sources
-    from mindspeed_train.data.stages import MadeUpDataset, datasets_from_files
+    from mindspeed_train.data.stages import datasets_from_files
     from mindspeed_train.fault_tolerance.restart import own_checkpoint
     from mindspeed_train.launch.commands import parallel_command
     from mindspeed_train.loop import setup, teardown
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
         named_part,
         plan_parts,
     )
-    from mindspeed_train.text.prepare import Progress, note_source, refuse_other_dataset
+    from mindspeed_train.text.prepare import note_source, refuse_other_dataset
+    from mindspeed_train.text.progress import Progress
     from mindspeed_train.text.tokenizer import BpeTokenizer, NullTokenizer, tokenizer_of
 
 __all__ = [
@@ -136,10 +138,10 @@ _MODULES = {
     "COMMON_STATE": _HERE + "checkpoint.common_state:NAME",
     "BpeTokenizer": _HERE + "text.tokenizer",
     "CheckpointIndex": _HERE + "checkpoint.index:Index",
-    "MadeUpDataset": _HERE + "data.stages",
+    "MadeUpDataset": _HERE + "data.datasets",
     "NullTokenizer": _HERE + "text.tokenizer",
     "Part": _HERE + "text.parts",
-    "Progress": _HERE + "text.prepare",
+    "Progress": _HERE + "text.progress",
     "Saver": _HERE + "checkpoint.save",
     "Segment": _HERE + "text.input",
     "ShardReader": _HERE + "checkpoint.shard_reader",

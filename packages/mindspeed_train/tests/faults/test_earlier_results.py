@@ -12,7 +12,8 @@ import pytest
 from mindspeed_core.errors import CheckpointError
 from mindspeed_testing.faults import start_job
 from mindspeed_train.checkpoint.earlier_results import check_start
-from mindspeed_train.checkpoint.publish import Found, Manifest
+from mindspeed_train.checkpoint.manifests import Manifest
+from mindspeed_train.checkpoint.publish import Found
 from mindspeed_train.launch import last_save
 from mindspeed_train.launch.last_save import LastSave
 

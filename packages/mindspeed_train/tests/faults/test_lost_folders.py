@@ -12,7 +12,7 @@ import pytest
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_testing.worlds import run_world
-from mindspeed_train.checkpoint import publish
+from mindspeed_train.checkpoint import manifests, publish
 
 FLAGS = (
     "--platform cpu --num-layers 1 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 32 "
@@ -147,8 +147,8 @@ def test_a_save_that_is_refused_leaves_the_one_before_it_the_latest(lost, mode, 
 def write(folder, step):
     temporary = publish.begin(folder, step)
     (temporary / "shard").write_text(f"weights {step}")
-    files = {"shard": publish.digest_file(temporary / "shard")}
-    return publish.publish(temporary, publish.Manifest(iteration=step, files=files))
+    files = {"shard": manifests.digest_file(temporary / "shard")}
+    return publish.publish(temporary, manifests.Manifest(iteration=step, files=files))
 
 
 def test_a_linked_folder_is_saved_into(tmp_path):
@@ -168,7 +168,7 @@ def test_a_linked_checkpoint_is_replaced_and_its_target_kept(tmp_path):
     write(tmp_path / "save", 1)
     assert not (tmp_path / "save" / "iter_0000001").is_symlink()
     assert publish.find(tmp_path / "save", 1).manifest.iteration == 1
-    assert json.loads((kept / publish.MANIFEST).read_text())["iteration"] == 1
+    assert json.loads((kept / manifests.MANIFEST).read_text())["iteration"] == 1
 
 
 def test_a_linked_tracker_is_replaced_and_its_target_kept(tmp_path):

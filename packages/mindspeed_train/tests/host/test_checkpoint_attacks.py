@@ -22,14 +22,9 @@ from torch.distributed import checkpoint as dcp
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_train.checkpoint import index as checkpoint_index
-from mindspeed_train.checkpoint import publish
+from mindspeed_train.checkpoint import manifests, publish
 from mindspeed_train.checkpoint.archive import read_archive
-from mindspeed_train.checkpoint.common_state import (
-    check_agrees,
-    check_common,
-    check_description,
-    read_common,
-)
+from mindspeed_train.checkpoint.common_state import check_agrees, check_common, check_description, read_common
 from mindspeed_train.checkpoint.coverage import uncovered
 from mindspeed_train.checkpoint.index import Chunk, Index, Place, TensorEntry, read_index
 from mindspeed_train.checkpoint.inert_pickle import Record, read_pickle
@@ -331,7 +326,7 @@ def test_deep_json_is_refused_by_the_files_name(tmp_path):
     for name_, read in (
         ("metadata.json", check_description),
         ("index.json", read_index),
-        ("manifest.json", publish.read_manifest),
+        ("manifest.json", manifests.read_manifest),
     ):
         (folder / name_).write_text("[" * 200_000)
         with pytest.raises(CheckpointError, match=f"{name_}: damaged.*nested too deeply"):
@@ -398,8 +393,8 @@ def test_a_link_in_a_folder_of_checkpoints_that_leads_out_of_it_is_refused(tmp_p
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "load").mkdir()
     folder = checkpoint(tmp_path / "elsewhere")
-    manifest = publish.Manifest(2, {})
-    (folder / "manifest.json").write_text(publish.describe(manifest))
+    manifest = manifests.Manifest(2, {})
+    (folder / "manifest.json").write_text(manifests.describe(manifest))
     (tmp_path / "load" / "iter_0000002").symlink_to(folder)
     (tmp_path / "linked").symlink_to(tmp_path / "elsewhere")
     assert publish.find(tmp_path / "linked").manifest == manifest
@@ -409,12 +404,12 @@ def test_a_link_in_a_folder_of_checkpoints_that_leads_out_of_it_is_refused(tmp_p
 
 
 def test_common_state_and_manifest_have_to_agree(tmp_path):
-    manifest = publish.Manifest(2, {}, layout={"tp": 1, "pp": 2})
+    manifest = manifests.Manifest(2, {}, layout={"tp": 1, "pp": 2})
     check_agrees(tmp_path, GOOD, manifest)
     with pytest.raises(
         CheckpointError, match=r"common\.pt: layout is .*'pp': 2.*, and the manifest says .*'pp': 4"
     ):
-        check_agrees(tmp_path, GOOD, publish.Manifest(2, {}, layout={"tp": 1, "pp": 4}))
+        check_agrees(tmp_path, GOOD, manifests.Manifest(2, {}, layout={"tp": 1, "pp": 4}))
 
 
 @pytest.mark.parametrize("name_", ["common.pt", "index.json", "metadata.json", "manifest.json"])
@@ -427,7 +422,7 @@ def test_every_file_of_a_checkpoint_is_held_to_that(name_, tmp_path):
         "common.pt": read_common,
         "index.json": read_index,
         "metadata.json": check_description,
-        "manifest.json": publish.read_manifest,
+        "manifest.json": manifests.read_manifest,
     }[name_]
     with pytest.raises(CheckpointError, match="is a link to"):
         read(folder)

@@ -11,21 +11,22 @@ import sys
 import pytest
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_train.checkpoint import publish
+from mindspeed_train.checkpoint import manifests, publish
 from mindspeed_train.checkpoint.os_errors import explain
 
 INTERRUPTED = """
 import sys
 from pathlib import Path
+from mindspeed_train.checkpoint import manifests
 from mindspeed_train.checkpoint import publish
 
 temporary = publish.begin(Path(sys.argv[1]), 2)
 (temporary / "shard").write_text("half")
 if sys.argv[2] == "described":
-    files = {"shard": publish.digest_file(temporary / "shard")}
-    publish.write_synced(temporary / publish.MANIFEST, "{}")
+    files = {"shard": manifests.digest_file(temporary / "shard")}
+    publish.write_synced(temporary / manifests.MANIFEST, "{}")
 if sys.argv[2] == "renamed":
-    manifest = publish.Manifest(iteration=2, files={"shard": publish.digest_file(temporary / "shard")})
+    manifest = manifests.Manifest(iteration=2, files={"shard": manifests.digest_file(temporary / "shard")})
     publish.write_tracker = lambda *arguments: print("ready", flush=True) or sys.stdin.read()
     publish.publish(temporary, manifest)
 print("ready", flush=True)
@@ -36,8 +37,8 @@ sys.stdin.read()
 def write(save_dir, iteration, text="weights"):
     temporary = publish.begin(save_dir, iteration)
     (temporary / "shard").write_text(f"{text} {iteration}")
-    files = {"shard": publish.digest_file(temporary / "shard")}
-    return publish.publish(temporary, publish.Manifest(iteration=iteration, files=files))
+    files = {"shard": manifests.digest_file(temporary / "shard")}
+    return publish.publish(temporary, manifests.Manifest(iteration=iteration, files=files))
 
 
 def numbers(save_dir):
@@ -121,7 +122,7 @@ def test_an_empty_directory_holds_nothing(tmp_path):
 def test_the_most_recently_written_checkpoints_stay_also_after_going_back(tmp_path):
     for iteration in (100, 200, 300):
         path = write(tmp_path, iteration)
-        os.utime(path / publish.MANIFEST, ns=(iteration, iteration))
+        os.utime(path / manifests.MANIFEST, ns=(iteration, iteration))
     latest = write(tmp_path, 120)
     publish.keep_last(tmp_path, 2, latest)
     assert numbers(tmp_path) == ["iter_0000120", "iter_0000300"]
@@ -147,7 +148,7 @@ def test_saving_a_step_again_replaces_it(tmp_path):
 
 
 def test_a_manifest_cannot_name_files_outside(tmp_path):
-    path = write(tmp_path, 1) / publish.MANIFEST
+    path = write(tmp_path, 1) / manifests.MANIFEST
     data = json.loads(path.read_text())
     data["files"]["../secret"] = data["files"].pop("shard")
     data.pop("digest")
@@ -157,19 +158,19 @@ def test_a_manifest_cannot_name_files_outside(tmp_path):
 
 
 def test_a_manifest_whose_own_text_changed_is_refused(tmp_path):
-    path = write(tmp_path, 1) / publish.MANIFEST
+    path = write(tmp_path, 1) / manifests.MANIFEST
     digest = json.loads(path.read_text())["files"]["shard"][1]
     path.write_text(path.read_text().replace(digest, digest[::-1]))
     with pytest.raises(CheckpointError, match=r"manifest\.json: its own text changed"):
-        publish.read_manifest(path.parent)
+        manifests.read_manifest(path.parent)
 
 
 def test_a_manifest_without_a_digest_is_read(tmp_path):
-    path = write(tmp_path, 1) / publish.MANIFEST
+    path = write(tmp_path, 1) / manifests.MANIFEST
     data = json.loads(path.read_text())
     data.pop("digest")
     path.write_text(json.dumps(data))
-    assert publish.read_manifest(path.parent).iteration == 1
+    assert manifests.read_manifest(path.parent).iteration == 1
 
 
 def test_a_full_disk_is_said_with_a_way_out():

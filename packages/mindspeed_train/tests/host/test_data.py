@@ -13,8 +13,9 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from mindspeed_core.errors import ArgumentError, DataError
 from mindspeed_core.run import Datasets, RunContext
-from mindspeed_megatron.batch_fields import batch_fields
+from mindspeed_megatron.boundary import batch_fields
 from mindspeed_train.data import stages as data
+from mindspeed_train.data.datasets import rank_by_rank
 from mindspeed_train.text import stages as text_stages
 from mindspeed_train.text.prepare import prepare_text
 
@@ -424,7 +425,7 @@ def test_a_failure_of_rank_0_is_raised_on_the_others_before_they_build(monkeypat
     join(monkeypatch, world)
     built = []
     with pytest.raises(DataError, match=r"disk full \(rank 0\)"):
-        data._rank_by_rank(lambda: built.append(1), arguments())
+        rank_by_rank(lambda: built.append(1), arguments())
     assert not built
 
 
@@ -439,7 +440,7 @@ def test_a_failure_of_rank_0_is_told_to_the_others(monkeypatch, tmp_path):
 def test_a_failure_of_another_rank_is_raised_on_rank_0(monkeypatch):
     join(monkeypatch, FakeWorld(0, ["", "no such file"]))
     with pytest.raises(DataError, match=r"no such file \(rank 1\)"):
-        data._rank_by_rank(lambda: Datasets([1]), arguments())
+        rank_by_rank(lambda: Datasets([1]), arguments())
 
 
 def test_a_cut_off_index_is_built_again(numbers, tmp_path):

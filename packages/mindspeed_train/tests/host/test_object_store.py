@@ -17,7 +17,7 @@ from object_store_driver import Crash, Faults
 
 from mindspeed_core.errors import ArgumentError, CheckpointError
 from mindspeed_train.arguments.stores import check_stores
-from mindspeed_train.checkpoint import publish, staged_files
+from mindspeed_train.checkpoint import manifests, publish, staged_files
 from mindspeed_train.checkpoint.object_store import ObjectStore
 from mindspeed_train.checkpoint.processes import host_name
 from mindspeed_train.checkpoint.store_url import check_url
@@ -44,8 +44,8 @@ def save(folder, iteration, text="weights", keep=None, url=URL, job=""):
         path = folder / file
         path.write_text(f"{text} {iteration} {file}")
         files.append(path)
-    manifest = publish.Manifest(
-        iteration=iteration, files={path.name: publish.digest_file(path) for path in files}, job=job
+    manifest = manifests.Manifest(
+        iteration=iteration, files={path.name: manifests.digest_file(path) for path in files}, job=job
     )
     try:
         store.upload(name, files)
@@ -73,13 +73,13 @@ def referred(url=URL):
     tracker = f"{prefix}/{publish.TRACKER}"
     seen = {tracker} & set(driver.names())
     for name in store.published():
-        seen.add(f"{prefix}/{name}/{publish.MANIFEST}")
+        seen.add(f"{prefix}/{name}/{manifests.MANIFEST}")
         seen.update(f"{prefix}/{name}/{file}" for file in store.manifest(name).files)
     return sorted(seen)
 
 
 def describe(iteration, path):
-    return publish.Manifest(iteration=iteration, files={path.name: publish.digest_file(path)})
+    return manifests.Manifest(iteration=iteration, files={path.name: manifests.digest_file(path)})
 
 
 def as_other_process(monkeypatch, name):
@@ -185,13 +185,13 @@ def test_two_runs_in_one_prefix_never_mix_their_files(objects, monkeypatch):
     # The other one may live, and its objects are its own.
     assert ObjectStore(URL).clean_stale() == []
     store = ObjectStore(URL)
-    manifest = publish.Manifest(
-        iteration=2, files={"__0_0.distcp": publish.digest_file(objects / "__0_0.distcp")}
+    manifest = manifests.Manifest(
+        iteration=2, files={"__0_0.distcp": manifests.digest_file(objects / "__0_0.distcp")}
     )
     (objects / "__0_0.distcp").write_text("first")
     store.upload(first, [objects / "__0_0.distcp"])
-    manifest = publish.Manifest(
-        iteration=2, files={"__0_0.distcp": publish.digest_file(objects / "__0_0.distcp")}
+    manifest = manifests.Manifest(
+        iteration=2, files={"__0_0.distcp": manifests.digest_file(objects / "__0_0.distcp")}
     )
     store.publish_save(first, manifest)
     assert contents(objects, "iter_0000002") == "first"
@@ -222,13 +222,13 @@ def test_old_checkpoints_make_room_by_the_time_they_were_written(objects):
 def test_what_was_copied_into_a_store_is_read_and_never_deleted(objects):
     save(objects, 1)
     # As a tool copies a folder that mindspeed-train wrote: the files beside their manifest.
-    manifest = publish.Manifest(
-        iteration=2, files={"__0_0.distcp": publish.digest_file(objects / "__0_0.distcp")}
+    manifest = manifests.Manifest(
+        iteration=2, files={"__0_0.distcp": manifests.digest_file(objects / "__0_0.distcp")}
     )
     store = ObjectStore(URL)
     fs, root = store._open()
     fs.put_file(str(objects / "__0_0.distcp"), f"{root}/iter_0000002/__0_0.distcp")
-    fs.pipe_file(f"{root}/iter_0000002/manifest.json", publish.describe(manifest).encode())
+    fs.pipe_file(f"{root}/iter_0000002/manifest.json", manifests.describe(manifest).encode())
     assert store.find(2).manifest.iteration == 2
     assert contents(objects, "iter_0000002").startswith("weights 1")
     save(objects, 3, keep=1)
@@ -261,7 +261,7 @@ def test_objects_that_only_their_writer_sees_are_not_published(objects):
     store = ObjectStore(URL)
     save_name = store.begin(1)
     with pytest.raises(CheckpointError, match="was written, but is not in the store"):
-        store.publish_save(save_name, publish.Manifest(iteration=1, files={"x": (1, "0" * 64)}))
+        store.publish_save(save_name, manifests.Manifest(iteration=1, files={"x": (1, "0" * 64)}))
     assert driver.names() == []
 
 

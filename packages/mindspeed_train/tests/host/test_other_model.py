@@ -150,12 +150,12 @@ def without_record(folder, target):
     state = torch.load(common, weights_only=False)
     del state["features"][KEY]
     torch.save(state, common)
-    from mindspeed_train.checkpoint import publish
+    from mindspeed_train.checkpoint import manifests
 
-    manifest = publish.read_manifest(target / "iter_0000002")
+    manifest = manifests.read_manifest(target / "iter_0000002")
     model = {name: value for name, value in manifest.model.items() if name != "softmax_vocab_size"}
-    (target / "iter_0000002" / publish.MANIFEST).write_text(
-        publish.describe(replace(manifest, model=model, sealed=False))
+    (target / "iter_0000002" / manifests.MANIFEST).write_text(
+        manifests.describe(replace(manifest, model=model, sealed=False))
     )
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mindspeed_train.checkpoint import publish
+from mindspeed_megatron.tracker import directory_name
+from mindspeed_train.checkpoint import manifests, publish
 from mindspeed_train.checkpoint.retention import Retention
 
 
@@ -16,16 +17,16 @@ def test_the_one_before_goes_unless_the_interval_divides_its_step(before, step, 
 
 
 def checkpoint(folder, step):
-    directory = folder / publish.directory_name(step)
+    directory = folder / directory_name(step)
     directory.mkdir()
-    (directory / publish.MANIFEST).write_text("{}")
+    (directory / manifests.MANIFEST).write_text("{}")
     return directory
 
 
 def test_a_link_and_what_is_no_checkpoint_stay(tmp_path):
     real = checkpoint(tmp_path, 1)
-    (tmp_path / publish.directory_name(2)).symlink_to(real)
-    (tmp_path / publish.directory_name(3)).mkdir()
+    (tmp_path / directory_name(2)).symlink_to(real)
+    (tmp_path / directory_name(3)).mkdir()
     for step in (2, 3, 4):
         publish.delete_step(tmp_path, step)
     assert len(list(tmp_path.iterdir())) == 3

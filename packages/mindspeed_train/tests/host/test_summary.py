@@ -9,7 +9,7 @@ import torch
 
 from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.resolver.plan import HeldBack, Plan
-from mindspeed_train.checkpoint.publish import MANIFEST
+from mindspeed_train.checkpoint.manifests import MANIFEST
 from mindspeed_train.data.identity import TrainingData
 from mindspeed_train.monitoring.curves import SWITCH, svg_curve, thinned
 from mindspeed_train.monitoring.measures import Measures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_core.flags.values import RefusedValue
+from mindspeed_core.errors import RefusedValue
 
 RING_ALGO, ULYSSES_ALGO, HYBRID_ALGO = "megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo"
 GATHER_ALGO, ADAPTIVE_ALGO = "kvallgather_cp_algo", "adaptive_cp_algo"

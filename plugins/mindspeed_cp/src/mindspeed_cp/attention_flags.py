@@ -93,3 +93,12 @@ def _alibi_problems(values: Mapping[str, Any]) -> Iterator[str]:
             f"--position-embedding-type alibi does not go with --context-parallel-algo {algorithm}; use "
             "megatron_cp_algo, ulysses_cp_algo, hybrid_cp_algo or kvallgather_cp_algo"
         )
+
+
+def kept_policy(args: Namespace) -> str | None:
+    """Return what is kept between forward and backward: nothing where attention is computed again anyway."""
+    granularity = getattr(args, "recompute_granularity", None)
+    modules = getattr(args, "recompute_modules", None) or ["core_attn"]
+    again = granularity == "full" or (granularity == "selective" and "core_attn" in modules)
+    policy: str | None = args.context_parallel_kv_cache_policy
+    return None if again else policy

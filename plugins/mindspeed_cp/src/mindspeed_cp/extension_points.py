@@ -1,4 +1,13 @@
-"""The extension points of context parallelism."""
+"""The extension points of context parallelism.
+
+A package contributes through its ``pyproject.toml``::
+
+    [project.entry-points."mindspeed_cp.planners"]
+    acme = "acme_cp.planner:plan"
+
+A planner's name is a value of ``--context-parallel-algo``; kernels are loaded when
+attention first chooses one.
+"""
 
 from __future__ import annotations
 

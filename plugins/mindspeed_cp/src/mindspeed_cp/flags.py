@@ -18,7 +18,7 @@ from mindspeed_cp.algorithms import (
     WITH_RING,
     known_algorithm,
 )
-from mindspeed_cp.cache_policy import kept_policy
+from mindspeed_cp.attention_flags import kept_policy
 from mindspeed_cp.checked_flag import CheckedFlag
 from mindspeed_cp.mask_flags import DOCUMENT_FLAGS, LAYOUT_FLAGS, MASK_FLAGS
 

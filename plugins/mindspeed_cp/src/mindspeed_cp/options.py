@@ -6,7 +6,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 
 from mindspeed_cp.algorithms import ADAPTIVE, ALGORITHMS, FETCHING, ULYSSES_ALGO, WITH_HEADS, WITH_RING
-from mindspeed_cp.cache_policy import kept_policy
+from mindspeed_cp.attention_flags import kept_policy
 from mindspeed_cp.engine.planners import GATHER, RING, Grid
 from mindspeed_cp.engine.tiles import TILE
 from mindspeed_cp.planner_choice import planned

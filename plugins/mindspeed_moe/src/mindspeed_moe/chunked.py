@@ -24,13 +24,13 @@ class Item(Generic[K]):
     Attributes:
         key: tells the function which part it is.
         rows: ``[n, ...]``, that are sent.
-        there: take them to where they are computed, one after the other.
+        outward: take them to where they are computed, one after the other.
         back: take results back, one after the other.
     """
 
     key: K
     rows: Tensor
-    there: Sequence[Exchange]
+    outward: Sequence[Exchange]
     back: Sequence[Exchange]
 
 
@@ -49,10 +49,10 @@ def pipelined(items: Sequence[Item[K]], compute: Compute[K]) -> list[Tensor]:
         compute: returns the results of an item's key and received rows.
     """
     travels = [_Travel(item) for item in items]
-    there, back = len(items[0].there), len(items[0].back)
-    for slot in range(-there, len(items) + back):
-        for hop in range(there):
-            if 0 <= (number := slot + there - hop) < len(items):
+    outward, back = len(items[0].outward), len(items[0].back)
+    for slot in range(-outward, len(items) + back):
+        for hop in range(outward):
+            if 0 <= (number := slot + outward - hop) < len(items):
                 travels[number].go_there(hop)
         for hop in range(1, back):
             if 0 <= (number := slot - 1 - hop) < len(items):
@@ -106,7 +106,7 @@ class _Travel(Generic[K]):
         self._flying: Exchange | None = None
 
     def go_there(self, hop: int) -> None:
-        self._launch(self._item.there[hop])
+        self._launch(self._item.outward[hop])
 
     def compute(self, compute: Compute[K]) -> None:
         self.wait()

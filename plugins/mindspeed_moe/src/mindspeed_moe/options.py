@@ -207,3 +207,12 @@ def number_of_devices(args: Any) -> int:
     """Return the groups of experts of the router, or else the ranks that experts are spread over."""
     groups = getattr(args, "moe_router_num_groups", None)
     return int(groups or expert_ranks(args))
+
+
+def without_pairs(stages: int) -> str:
+    """Return the refusal of a pipeline of so many stages whose passes depend on one another."""
+    return (
+        f"--moe-fb-overlap with --pipeline-model-parallel-size {stages} and one model chunk per rank has no "
+        "forward and backward pass to run side by side; use 1, virtual stages "
+        "(--num-layers-per-virtual-pipeline-stage), or --schedules-method dualpipev of mindspeed-pp"
+    )

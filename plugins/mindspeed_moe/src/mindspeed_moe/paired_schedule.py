@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mindspeed_core.errors import UserError
 from mindspeed_megatron.unwrap import unwrap
-from mindspeed_moe.pairing import without_pairs
+from mindspeed_moe.options import without_pairs
 from mindspeed_moe.turns import Turns
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from mindspeed_core.errors import SessionError
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
 from mindspeed_megatron.experts import PlainExperts
-from mindspeed_megatron.layer_spec import Site, SpecEditor
+from mindspeed_megatron.layer_sites import Site
+from mindspeed_megatron.layer_spec import SpecEditor
 from mindspeed_moe.capacity_dispatcher import CapacityDispatcher
 from mindspeed_moe.crowded import Calls
 from mindspeed_moe.experts import CopiedExperts, LaterGroupedExperts, SharedExpertHalves
@@ -44,11 +45,7 @@ from mindspeed_moe.plan_groups import plan_on_this_rank
 from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter
 from mindspeed_moe.sliced.gathering import GatheringDispatcher
 from mindspeed_moe.sliced.layer import SlicedMoELayer
-from mindspeed_moe.sliced.routers import (
-    SlicedDeviceBalancedRouter,
-    SlicedGShardRouter,
-    SlicedTopKRouter,
-)
+from mindspeed_moe.sliced.routers import SlicedDeviceBalancedRouter, SlicedGShardRouter, SlicedTopKRouter
 from mindspeed_moe.turns import Turns
 
 if TYPE_CHECKING:

@@ -20,11 +20,13 @@ from mindspeed_pp.lint import Findings, lint
 from mindspeed_pp.mail import DOWN, UP, Mail, StuckError, warm_up
 from mindspeed_pp.named import functions_of
 from mindspeed_pp.plan import FLAG, WAVES, Plan, message_timeout, without_pairs
-from mindspeed_pp.positions import Positions, described, told
+from mindspeed_pp.positions import Positions, announcer, described
 from mindspeed_pp.profiling import Profiling
+from mindspeed_pp.reductions import finalize
 from mindspeed_pp.schedule import Schedule
 from mindspeed_pp.shape_table import shapes_of_step, sizes_of_step
-from mindspeed_pp.step import Combined, Parts, Step, finalize
+from mindspeed_pp.step import Step
+from mindspeed_pp.step_parts import Combined, Parts
 from mindspeed_pp.swaps import HostCopies
 from mindspeed_pp.uneven_microbatches import regrouped, weighing_of_step
 from mindspeed_pp.weight_gradients import WeightGradients
@@ -153,7 +155,7 @@ class Engine:
             collect_non_loss_data=collect_non_loss_data,
             first_val_step=first_val_step,
             weighing=weighing,
-            told=told(state.positions),
+            announce=announcer(state.positions),
             recorder=recorder,
             copies=lambda: _copies(state, session, models),
             named=functions_of(schedule),

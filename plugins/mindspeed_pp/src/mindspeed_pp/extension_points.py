@@ -1,4 +1,12 @@
-"""The extension points: schedules, and actions that schedules call by name."""
+"""The extension points: schedules, and actions that schedules call by name.
+
+A package contributes through its ``pyproject.toml``::
+
+    [project.entry-points."mindspeed_pp.schedules"]
+    acme = "acme_pp.eager:eager"
+
+The name is a value of ``--pipeline-schedule``; actions are called by schedules under their names.
+"""
 
 from __future__ import annotations
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import dest_of
-from mindspeed_pp.choice import Times, shortest
 from mindspeed_pp.lint import lint
 from mindspeed_pp.microbatch_list import (
     LIST_FLAG,
@@ -29,9 +28,10 @@ from mindspeed_pp.rule import Context, Rule
 from mindspeed_pp.schedule import Schedule, parse_schedule, schedule_text
 from mindspeed_pp.schedules.chimera import DECOUPLED, chimera
 from mindspeed_pp.schedules.dual_pipe_v import DETACHED
-from mindspeed_pp.simulator import Costs
-from mindspeed_pp.stage_times import Measured, read_times
-from mindspeed_pp.transforms import greedy_weights, recomputed, swapped_operands, waves
+
+if TYPE_CHECKING:
+    from mindspeed_pp.simulator import Costs
+    from mindspeed_pp.stage_times import Measured, Times
 
 FLAG, FILE_FLAG = "--pipeline-schedule", "--pipeline-schedule-file"
 PROFILE_FLAG, PROFILE_STEPS_FLAG = "--profile-pipeline", "--profile-pipeline-steps"
@@ -99,6 +99,8 @@ class Plan:
         Raises:
             UserError: it cannot run.
         """
+        from mindspeed_pp.transforms import greedy_weights, recomputed, swapped_operands, waves
+
         if self.refusal(microbatches):
             return waves(WAVES, self.placement, microbatches)
         context = Context(self.ranks, self.chunks, microbatches, self.times, self.options)
@@ -119,6 +121,8 @@ class Plan:
     @property
     def costs(self) -> Costs:
         """Return what the parts of a step cost, as far as it is known."""
+        from mindspeed_pp.simulator import Costs
+
         if self.measured is None:
             return Costs(*self.times)
         stages = self.measured.of_stages(self.placement)
@@ -184,6 +188,8 @@ def _chosen(args: Any) -> str:
     ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
     layers = getattr(args, "num_layers", None)
     splits = getattr(args, "transformer_impl", None) in (None, "local")
+    from mindspeed_pp.choice import shortest
+
     chunks, times = said_chunks(args), times_of(args)
     return shortest(ranks, chunks, layers, None, times, splits, measured_times(args))
 
@@ -235,6 +241,8 @@ def measured_times(args: Any) -> Measured | None:
         return None
     if getattr(args, "pipeline_times", None):
         raise UserError(f"{TIMES_FROM_FLAG} and {TIMES_FLAG} both say times; keep one of the two")
+    from mindspeed_pp.stage_times import read_times
+
     measured = read_times(str(path))
     layers = getattr(args, "num_layers", None)
     if measured.layers is not None and layers and measured.layers != layers:

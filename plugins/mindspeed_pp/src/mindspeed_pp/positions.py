@@ -15,14 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mindspeed_pp.actions import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRADIENT,
-    RECOMPUTE,
-    WEIGHT_GRADIENT,
-    Action,
-)
+from mindspeed_pp.actions import BACKWARD, FORWARD, INPUT_GRADIENT, RECOMPUTE, WEIGHT_GRADIENT, Action
 from mindspeed_pp.schedule import Schedule, needs, provides
 
 logger = logging.getLogger("mindspeed_core")
@@ -147,11 +140,11 @@ class Positions:
         for rank in range(len(self._ranks)):
             if rank == self._rank:
                 continue
-            told = self._heard(rank)
+            announcer = self._heard(rank)
             least = (known or {}).get(rank)
             items[rank] = least
-            if told is not None:
-                batch, item, since = told
+            if announcer is not None:
+                batch, item, since = announcer
                 if batch != self.batch:
                     item = len(schedule.orders[rank]) if batch > self.batch else -1
                 if item >= (-1 if least is None else least):
@@ -213,7 +206,7 @@ class Positions:
         )  # fmt: skip
 
 
-def told(positions: Positions | None) -> Callable[[int], Any]:
+def announcer(positions: Positions | None) -> Callable[[int], Any]:
     """Return the function that a step tells its items to."""
     if positions is None:
         return lambda item: None

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from megatron.core.pipeline_parallel.schedules import (
-    deallocate_output_tensor,
-    forward_step,
-)
+from megatron.core.pipeline_parallel.schedules import deallocate_output_tensor, forward_step
 from torch import Tensor
 
 from mindspeed_core.errors import UserError
@@ -34,68 +29,12 @@ from mindspeed_pp.actions import (
     Action,
 )
 from mindspeed_pp.channels import Message
-from mindspeed_pp.indexed_batches import IndexedBatches
-from mindspeed_pp.mail import Mail
 from mindspeed_pp.named import NamedAction
 from mindspeed_pp.random_states import kept_random_state
-from mindspeed_pp.recorder import Recorder
-from mindspeed_pp.schedule import Schedule
-from mindspeed_pp.swaps import Activations, HostCopies
-from mindspeed_pp.uneven_microbatches import Weighing
-from mindspeed_pp.weight_gradients import WeightGradients
-
-Place = tuple[int, int]
-Combined = Callable[[Callable[[], None], Callable[[], None]], object]
-"""Called with a forward and a backward pass, which depend on nothing of each other; calls both."""
-
-
-@dataclass
-class Parts:
-    """Parts that a step works with.
-
-    Attributes:
-        run: the run in progress.
-        config: megatron-core's configuration of the model.
-        pg: the process groups.
-        schedule: of the step.
-        rank: this pipeline rank.
-        models: this rank's chunks.
-        batches: an iterator of each chunk, None where a chunk has none.
-        forward_step_func: the host's.
-        mail: to other stages.
-        weight_gradients: those that were put off.
-        device: of the model.
-        forward_only: no backward passes.
-        collect_non_loss_data: as megatron-core's schedules take it.
-        first_val_step: likewise.
-        weighing: of micro-batches of different sizes; None where all are alike.
-        told: called with every item of the list before it runs.
-        recorder: that measures the batch.
-        copies: makes or returns what brings tensors to the host.
-        named: functions of other packages, by operation.
-        combined: runs a forward pass beside a backward pass; None one after the other.
-    """
-
-    run: Any
-    config: Any
-    pg: Any
-    schedule: Schedule
-    rank: int
-    models: list[Any]
-    batches: list[IndexedBatches | None]
-    forward_step_func: Callable[..., Any]
-    mail: Mail
-    weight_gradients: WeightGradients
-    device: torch.device
-    forward_only: bool = False
-    collect_non_loss_data: bool = False
-    first_val_step: bool | None = None
-    weighing: Weighing | None = None
-    told: Callable[[int], object] = lambda item: None
-    recorder: Recorder | None = None
-    copies: Callable[[], HostCopies] | None = None
-    named: Mapping[str, Callable[[NamedAction], object]] = field(default_factory=dict)
-    combined: Combined | None = None
+from mindspeed_pp.reductions import Reductions
+from mindspeed_pp.stage_backward import backward_of_several, or_zeros
+from mindspeed_pp.step_parts import Parts, Place
+from mindspeed_pp.swaps import Activations
 
 
 @dataclass
@@ -127,26 +66,20 @@ class Step:
         self._order = parts.schedule.orders[parts.rank]
         self._kept: dict[Place, _Kept] = {}
         self._begun: set[int] = set()
-        self._last_backward, self._last_weights = self._lasts()
-        flat = [part for action in self._order for part in action.flat()]
-        chunk = parts.schedule.placement.chunk
-        self._reduced = {chunk(part.stage) for part in flat if part.op == REDUCE}
-        self._gathered = {chunk(part.stage) for part in flat if part.op == GATHER}
+        self._reductions = Reductions(parts)
         self._activations: Activations | None = None
 
     def run(self) -> None:
         """Execute the list."""
         if not self.p.forward_only:
-            for chunk in range(len(self.p.models)):
-                if chunk not in self._gathered:
-                    self._gather(chunk)
+            self._reductions.gather_at_begin()
         recorder = self.p.recorder
         if recorder is not None:
             recorder.start(self.p.pg.pp)
             self.p.mail.heard = recorder.arrived
         for position, action in enumerate(self._order):
             self.position = position
-            self.p.told(position)
+            self.p.announce(position)
             self.p.run.context.doing = f"item {position} of {len(self._order)} of the schedule, {action}"
             if recorder is not None:
                 recorder.begin()
@@ -158,7 +91,7 @@ class Step:
             if recorder is not None:
                 recorder.end(position)
             self.p.mail.reap()
-        self.p.told(len(self._order))
+        self.p.announce(len(self._order))
         self.p.run.context.doing = ""
         self.p.mail.flush()
         for batches in self.p.batches:
@@ -166,23 +99,6 @@ class Step:
                 batches.finish(self.p.schedule.microbatches)
         if not self.p.forward_only:
             self._check_empty()
-
-    def _lasts(self) -> tuple[dict[int, Place], dict[int, Place]]:
-        backward: dict[int, Place] = {}
-        weights: dict[int, Place] = {}
-        for action in self._order:
-            for part in action.flat():
-                chunk = self.p.schedule.placement.chunk(part.stage)
-                if part.op in (INPUT_GRADIENT, BACKWARD):
-                    backward[chunk] = part.stage, part.microbatch
-                if part.op in (WEIGHT_GRADIENT, BACKWARD):
-                    weights[chunk] = part.stage, part.microbatch
-        return backward, weights
-
-    def _gather(self, chunk: int) -> None:
-        gathers = _of_chunk(self.p.config.param_sync_func, chunk)
-        if gathers is not None:
-            gathers(self.p.models[chunk].parameters())
 
     def _forward(self, action: Action) -> None:
         place = action.stage, action.microbatch
@@ -343,16 +259,16 @@ class Step:
     ) -> None:
         place = action.stage, action.microbatch
         chunk = self.p.schedule.placement.chunk(action.stage)
-        store = self.p.weight_gradients
+        store, reductions = self.p.weight_gradients, self._reductions
         if gradients is None:
             gradients = self._gradients(place)
         # Weights of a whole pass that is not the last one to give them are reported by a later action.
         parted = action.op == INPUT_GRADIENT or (
-            self._last_backward[chunk] == place and self._last_weights[chunk] != place
+            reductions.last_backward[chunk] == place and reductions.last_weights[chunk] != place
         )
         store.leaves = place if parted else None
         try:
-            with self._synchronized(chunk, self._last_backward[chunk] == place):
+            with reductions.synchronized(chunk, reductions.last_backward[chunk] == place):
                 self._to_input(place, gradients, later)
         finally:
             store.leaves = None
@@ -361,7 +277,7 @@ class Step:
                 self._weights(action)
             else:
                 self._count(-1)
-                self._reduce_if_last(chunk, place)
+                self._reductions.reduce_if_last(chunk, place)
 
     def _gradients(self, place: Place) -> list[Tensor | None]:
         """Return the gradients of the outputs of a stage, waiting for them; none of the last one."""
@@ -390,10 +306,10 @@ class Step:
             made = [backward_pass(kept.received[0], kept.outputs[0], gradients[0], self.p.config)]
         else:
             specs = self.p.mail.specs(microbatch)
-            made = _backward_of_several(kept.received, kept.outputs, gradients, specs, self.p.config)
+            made = backward_of_several(kept.received, kept.outputs, gradients, specs, self.p.config)
         if not placement.is_first(stage):
             message = Message(INPUT_GRADIENT, stage - 1, microbatch)
-            sent = [_or_zeros(g, x) for g, x in zip(made, kept.received) if x is not None and x.requires_grad]
+            sent = [or_zeros(g, x) for g, x in zip(made, kept.received) if x is not None and x.requires_grad]
             send = partial(self.p.mail.send, message, ranks[stage - 1], sent, lambda: None)
             if later is None:
                 send()
@@ -403,44 +319,10 @@ class Step:
     def _weights(self, action: Action) -> None:
         place = action.stage, action.microbatch
         chunk = self.p.schedule.placement.chunk(action.stage)
-        with self._synchronized(chunk, self._last_weights[chunk] == place):
+        with self._reductions.synchronized(chunk, self._reductions.last_weights[chunk] == place):
             self.p.weight_gradients.run(place)
         self._count(-1)
-        self._reduce_if_last(chunk, place)
-
-    def _reduce_if_last(self, chunk: int, place: Place) -> None:
-        """Start the reduction that is aligned by hand; without alignment hooks start it bucket by bucket."""
-        if self._last_weights[chunk] == place and chunk not in self._reduced:
-            self._reduce(chunk)
-
-    def _reduce(self, chunk: int) -> None:
-        reduces = _of_chunk(self.p.config.grad_sync_func, chunk)
-        if reduces is not None:
-            reduces(self.p.models[chunk].parameters())
-
-    def _start_reduction(self, action: Action) -> None:
-        """Start the reduction of a chunk; where it does not overlap, there is one at the end."""
-        chunk = self.p.schedule.placement.chunk(action.stage)
-        model = self.p.models[chunk]
-        if self.p.config.grad_sync_func is not None:
-            self._reduce(chunk)
-        elif getattr(getattr(model, "ddp_config", None), "overlap_grad_reduce", False):
-            model.start_grad_sync()
-
-    def _start_gathering(self, action: Action) -> None:
-        """Start to gather parameters where that is aligned; else modules start it when they are called."""
-        self._gather(self.p.schedule.placement.chunk(action.stage))
-
-    def _synchronized(self, chunk: int, last: bool) -> contextlib.ExitStack:
-        """Let gradients of one chunk be reduced, and those of no other: chunks may share a parameter."""
-        stack = contextlib.ExitStack()
-        for other in range(len(self.p.models)):
-            held = _of_chunk(self.p.config.no_sync_func, other)
-            by_hooks = self.p.config.grad_sync_func is None and chunk not in self._reduced
-            syncs = other == chunk and last and by_hooks
-            if held is not None and not syncs:
-                stack.enter_context(held())
-        return stack
+        self._reductions.reduce_if_last(chunk, place)
 
     def _free(self, outputs: list[Tensor]) -> None:
         if len(outputs) == 1:
@@ -480,55 +362,8 @@ class Step:
         INPUT_GRADIENT: _backward,
         BACKWARD: _backward,
         WEIGHT_GRADIENT: _weights,
-        REDUCE: _start_reduction,
-        GATHER: _start_gathering,
+        REDUCE: lambda step, action: step._reductions.start_reduction(action.stage),
+        GATHER: lambda step, action: step._reductions.start_gathering(action.stage),
         SWAP_OUT: _swap_out,
         SWAP_IN: _swap_in,
     }
-
-
-def _of_chunk(functions: Any, chunk: int) -> Callable[..., Any] | None:
-    """Return one chunk's function of a configuration that has one for all or a list."""
-    found: Callable[..., Any] | None = functions[chunk] if isinstance(functions, list) else functions
-    return found
-
-
-def _or_zeros(gradient: Tensor | None, tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor) if gradient is None else gradient
-
-
-def _backward_of_several(
-    received: list[Tensor | None],
-    outputs: list[Tensor],
-    gradients: list[Tensor | None],
-    specs: Sequence[TensorSpec],
-    config: Any,
-) -> list[Tensor | None]:
-    """Differentiate a stage with several inputs or outputs; megatron-core looks at the first output alone."""
-    if gradients == [None]:
-        loss = outputs[0] if config.grad_scale_func is None else config.grad_scale_func(outputs[0])
-        torch.autograd.backward(loss)
-    else:
-        # A gradient travels for each tensor that is described so, also where this stage has none to compute.
-        described = [output for output, spec in zip(outputs, specs) if spec.requires_grad]
-        pairs = [(output, gradient) for output, gradient in zip(described, gradients) if output.requires_grad]
-        torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
-    return [None if tensor is None else tensor.grad for tensor in received]
-
-
-def finalize(parts: Parts, tokens: Tensor, *, force_all_reduce: bool | None) -> None:
-    """Reduce the gradients of a step as the host does."""
-    function = parts.config.finalize_model_grads_func
-    if function is None:
-        return
-    placement = parts.schedule.placement
-    if parts.config.calculate_per_token_loss and (
-        placement.copies > 1 or placement.loss_rank != parts.schedule.ranks - 1
-    ):
-        # megatron-core takes the number from the last rank.
-        dist.all_reduce(tokens, group=parts.pg.pp)
-    offered = {"pg_collection": parts.pg, "force_all_reduce": force_all_reduce or False}
-    known = inspect.signature(function).parameters
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-        offered = {name: value for name, value in offered.items() if name in known}
-    function(parts.models, tokens if parts.config.calculate_per_token_loss else None, **offered)

@@ -20,7 +20,8 @@ from megatron.core.tensor_parallel.mappings import _gather_along_first_dim
 from torch import Tensor
 
 from mindspeed_core.errors import SessionError, UserError
-from mindspeed_megatron.layer_spec import ANY_LAYOUT, Site, SpecEditor
+from mindspeed_megatron.layer_sites import Site
+from mindspeed_megatron.layer_spec import ANY_LAYOUT, SpecEditor
 from mindspeed_megatron.linear_layout import is_opaque
 from mindspeed_pp.swaps import HostCopies, Kept
 

@@ -92,7 +92,7 @@ def compare(context: click.Context, first: Path, second: Path, tolerance: float,
     emit(f"first difference: step {one.step}, {one.direction} {one.call}, {one.module}{which}")
     if one.where:
         emit(f"    {one.where}")
-    for change in one.what:
+    for change in one.changes:
         emit(f"    {change}")
     context.exit(EXIT_DIFFERS)
 

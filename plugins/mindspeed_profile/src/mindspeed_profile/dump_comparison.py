@@ -32,7 +32,7 @@ class Difference:
         module: its name, layers counted from 0 in the whole model.
         tensor: which of the tensors that it returned.
         where: ranks that differ: ``"tensor-parallel rank 1"``.
-        what: the numbers that differ, ``"nan 0 -> 64"``.
+        changes: the numbers that differ, ``"nan 0 -> 64"``.
     """
 
     step: int
@@ -41,7 +41,7 @@ class Difference:
     module: str
     tensor: int
     where: str
-    what: tuple[str, ...]
+    changes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -135,24 +135,24 @@ def _difference(
 ) -> Difference | None:
     step, call, backward, module, tensor, dp, cp = key
     where: list[str] = []
-    what: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
     if a.keys() == b.keys():
         for rank in sorted(a):
             changed = _changes(a[rank], b[rank], tolerance)
             if changed:
                 where.append(f"tensor-parallel rank {rank}" if len(a) > 1 else "")
-                what = what or changed
+                changes = changes or changed
     else:
-        what = _changes(*_put_together(a, b), tolerance)
+        changes = _changes(*_put_together(a, b), tolerance)
         where.append("tensor-parallel ranks together")
-    if not what:
+    if not changes:
         return None
     ranks = [*filter(None, where)]
     ranks += [
         f"{words} rank {rank}" for words, rank in (("data-parallel", dp), ("context-parallel", cp)) if rank
     ]
     return Difference(
-        step, call, "backward" if backward else "forward", module, tensor, ", ".join(ranks), what
+        step, call, "backward" if backward else "forward", module, tensor, ", ".join(ranks), changes
     )
 
 

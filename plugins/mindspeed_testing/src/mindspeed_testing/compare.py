@@ -16,14 +16,14 @@ class Difference:
     """The distance of one quantity from its reference.
 
     Attributes:
-        what: ``"losses"``, ``"gradients of step 2"``, ….
+        quantity: ``"losses"``, ``"gradients of step 2"``, ….
         key: the tensor.
         error: ``max|a-b| / (max|b| + 1e-12)``; infinite where the two cannot be compared.
         detail: what is wrong in words, where a number does not say it.
         within: whether the tolerance allows it.
     """
 
-    what: str
+    quantity: str
     key: str
     error: float
     detail: str = ""
@@ -31,7 +31,7 @@ class Difference:
 
     def __str__(self) -> str:
         """Return one line."""
-        return f"{self.what}: {self.key}: {self.detail or f'relative error {self.error:.3g}'}"
+        return f"{self.quantity}: {self.key}: {self.detail or f'relative error {self.error:.3g}'}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def compare_tensors(
     expected: Mapping[str, torch.Tensor],
     *,
     tolerance: float,
-    what: str = "tensors",
+    quantity: str = "tensors",
 ) -> Comparison:
     """Compare two states; a tensor that only one side has is a difference.
 
@@ -94,20 +94,20 @@ def compare_tensors(
         actual: the side under test.
         expected: the reference.
         tolerance: largest ``max|a-b| / (max|b| + 1e-12)`` per tensor; 0.0 demands equal bits.
-        what: name of the quantity in the report.
+        quantity: name of the quantity in the report.
     """
     found = []
     for key in sorted({*actual, *expected}):
         if key not in actual or key not in expected:
             side = "the reference" if key not in actual else "the side under test"
-            found.append(Difference(what, key, math.inf, f"exists only on {side}", within=False))
+            found.append(Difference(quantity, key, math.inf, f"exists only on {side}", within=False))
         else:
-            found.append(_difference(what, key, actual[key], expected[key], tolerance))
+            found.append(_difference(quantity, key, actual[key], expected[key], tolerance))
     return Comparison(tolerance, _ordered(found))
 
 
 def compare_numbers(
-    actual: Sequence[float], expected: Sequence[float], *, tolerance: float, what: str = "losses"
+    actual: Sequence[float], expected: Sequence[float], *, tolerance: float, quantity: str = "losses"
 ) -> Comparison:
     """Compare two series of numbers, one per step, like tensors of one element.
 
@@ -115,14 +115,14 @@ def compare_numbers(
         actual: the side under test.
         expected: the reference, of the same length.
         tolerance: see `compare_tensors`.
-        what: name of the quantity in the report.
+        quantity: name of the quantity in the report.
     """
     if len(actual) != len(expected):
         detail = f"{len(actual)} numbers against {len(expected)}"
-        return Comparison(tolerance, (Difference(what, "length", math.inf, detail, within=False),))
+        return Comparison(tolerance, (Difference(quantity, "length", math.inf, detail, within=False),))
     pairs = zip(actual, expected)
     found = [
-        _difference(what, f"step {index}", _double(a), _double(b), tolerance)
+        _difference(quantity, f"step {index}", _double(a), _double(b), tolerance)
         for index, (a, b) in enumerate(pairs, start=1)
     ]
     return Comparison(tolerance, _ordered(found))
@@ -146,22 +146,22 @@ def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _difference(
-    what: str, key: str, actual: torch.Tensor, expected: torch.Tensor, tolerance: float
+    quantity: str, key: str, actual: torch.Tensor, expected: torch.Tensor, tolerance: float
 ) -> Difference:
     if actual.shape != expected.shape:
         detail = f"shape {tuple(actual.shape)} against {tuple(expected.shape)}"
-        return Difference(what, key, math.inf, detail, within=False)
+        return Difference(quantity, key, math.inf, detail, within=False)
     error = relative_error(actual, expected)
     if tolerance > 0:
-        return Difference(what, key, error, within=error <= tolerance)
+        return Difference(quantity, key, error, within=error <= tolerance)
     if actual.dtype != expected.dtype:
         detail = f"{actual.dtype} against {expected.dtype}"
-        return Difference(what, key, math.inf, detail, within=False)
+        return Difference(quantity, key, math.inf, detail, within=False)
     if same_bits(actual, expected):
-        return Difference(what, key, 0.0)
+        return Difference(quantity, key, 0.0)
     count = int((actual != expected).sum())
     detail = f"{count} of {actual.numel()} elements differ, relative error {error:.3g}"
-    return Difference(what, key, error, detail, within=False)
+    return Difference(quantity, key, error, detail, within=False)
 
 
 def _double(value: float) -> torch.Tensor:
@@ -169,4 +169,4 @@ def _double(value: float) -> torch.Tensor:
 
 
 def _ordered(found: Iterable[Difference]) -> tuple[Difference, ...]:
-    return tuple(sorted(found, key=lambda d: (d.within, -d.error, d.what, d.key)))
+    return tuple(sorted(found, key=lambda d: (d.within, -d.error, d.quantity, d.key)))

@@ -73,7 +73,7 @@ def compare_sides(
     every += _copies(side, max(tolerance, REPLICA_TOLERANCE), quantities)
     whole = Comparison.of(every, tolerance)
     if prefix:
-        renamed = (replace(found, what=f"{prefix}{found.what}") for found in whole.differences)
+        renamed = (replace(found, quantity=f"{prefix}{found.quantity}") for found in whole.differences)
         whole = Comparison(tolerance, tuple(renamed))
     return whole, counts
 
@@ -90,7 +90,7 @@ def _losses(
     for name in sorted({*side.losses, *baseline.losses, *extra}):
         ours, theirs = side.losses.get(name, ()), baseline.losses.get(name, ())
         if name not in extra:
-            parts.append(compare_numbers(ours, theirs, tolerance=tolerance, what=name))
+            parts.append(compare_numbers(ours, theirs, tolerance=tolerance, quantity=name))
         elif not ours:
             parts.append(_only(name, "is among extra_losses, but the side under test does not report it"))
         elif theirs:
@@ -126,14 +126,14 @@ def _parameters(
 
 
 def _states(
-    state: CanonicalState, other: CanonicalState, tolerance: float, extra: Sequence[str], what: str
+    state: CanonicalState, other: CanonicalState, tolerance: float, extra: Sequence[str], quantity: str
 ) -> Comparison:
     kept = {
         key: tensor
         for key, tensor in state.tensors.items()
         if key in other.tensors or not matches(key, extra)
     }
-    return compare_tensors(kept, other.tensors, tolerance=tolerance, what=what)
+    return compare_tensors(kept, other.tensors, tolerance=tolerance, quantity=quantity)
 
 
 def _learning_rates(
@@ -141,7 +141,7 @@ def _learning_rates(
 ) -> list[Comparison]:
     pairs = zip(side.learning_rates, baseline.learning_rates)
     return [
-        compare_numbers(own, other, tolerance=tolerance, what=f"learning rates of step {index}")
+        compare_numbers(own, other, tolerance=tolerance, quantity=f"learning rates of step {index}")
         for index, (own, other) in enumerate(pairs, start=1)
     ]
 
@@ -152,14 +152,18 @@ def _feature_state(
     assert side.saved is not None
     assert baseline.saved is not None
     saved, other = side.saved, baseline.saved
-    what = "feature state"
+    quantity = "feature state"
     texts = [
-        Difference(what, key, 0.0 if ours == theirs else math.inf, f"{ours} against {theirs}", ours == theirs)
+        Difference(
+            quantity, key, 0.0 if ours == theirs else math.inf, f"{ours} against {theirs}", ours == theirs
+        )
         for key in sorted({*saved.texts, *other.texts})
         for ours, theirs in [(saved.texts.get(key, "nothing"), other.texts.get(key, "nothing"))]
     ]
     return [
-        compare_tensors(saved.features.tensors, other.features.tensors, tolerance=tolerance, what=what),
+        compare_tensors(
+            saved.features.tensors, other.features.tensors, tolerance=tolerance, quantity=quantity
+        ),
         Comparison(tolerance, tuple(texts)),
     ]
 
@@ -194,9 +198,9 @@ def _copies(side: SideResult, allowed: float, quantities: Sequence[str]) -> list
         Comparison(
             allowed,
             tuple(
-                Difference(f"{what}, copies on several ranks", key, error, within=False)
+                Difference(f"{quantity}, copies on several ranks", key, error, within=False)
                 for key, error in state.drifted(allowed).items()
             ),
         )
-        for what, state in states
+        for quantity, state in states
     ]

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from mindspeed_core.run import StepResult
     from mindspeed_core.session import Session
     from mindspeed_megatron.instruments.communication import CommunicationLog
-    from mindspeed_megatron.instruments.storage import PhaseBytes, StorageTracker
+    from mindspeed_megatron.instruments.held_tensors import PhaseBytes
+    from mindspeed_megatron.instruments.storage import StorageTracker
 
 TOLERANCE = 1024
 """Bytes by which a phase may differ: single numbers that a step makes on its way."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from mindspeed_testing.worlds import adopt_parent_environment, fork_server_process
+from mindspeed_testing.fork_server import adopt_parent_environment, fork_server_process
 
 _STEP = re.compile(r"^step +(\d+)/\d+ \| loss (\S+) \|.*?grad norm (\S+)", re.MULTILINE)
 _START = re.compile(r"^training from (?:step (\d+)|scratch)", re.MULTILINE)

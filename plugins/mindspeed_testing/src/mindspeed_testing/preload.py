@@ -16,8 +16,8 @@ from mindspeed_core.registry import Registry
 from mindspeed_megatron.broken_packages import take_broken_as_absent
 from mindspeed_megatron.config_fields import config_fields
 from mindspeed_megatron.rank_check import content_facts
+from mindspeed_testing.fork_server import FURTHER_IMPORTS
 from mindspeed_testing.shared_order import share_orders
-from mindspeed_testing.worlds import FURTHER_IMPORTS
 from mindspeed_train import HOST
 
 MODULES = (

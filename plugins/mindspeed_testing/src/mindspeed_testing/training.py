@@ -6,10 +6,8 @@ on further ones still, so that no measurement shows in another.
 
 from __future__ import annotations
 
-import gc
 import logging
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,23 +15,19 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.feature import hookimpl
 from mindspeed_megatron.backend_contracts.hccl import HCCL
 from mindspeed_megatron.backend_contracts.nccl import NCCL
 from mindspeed_megatron.instruments.call_order import OrderedCall, waiting_for_ever
-from mindspeed_testing.gloo_threads import released_when_waited
 from mindspeed_testing.model_flags import training_flags
 from mindspeed_testing.proof_files import flags_with_files
+from mindspeed_testing.step_probe import Measured, StepProbe, Steps, measure
 from mindspeed_testing.worlds import run_world
-from mindspeed_train.interface import batch_at
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
-    from mindspeed_core.run import OptimizerStep, Run
+    from mindspeed_core.run import Run
     from mindspeed_megatron.backend_contracts.contract import BackendContract
     from mindspeed_megatron.instruments.communication import Total
-    from mindspeed_megatron.instruments.host_buffers import HostBuffers
-    from mindspeed_megatron.instruments.memory import TensorBytes
     from mindspeed_testing.canonical import CanonicalState
     from mindspeed_testing.saved_state import SavedState
 
@@ -81,13 +75,6 @@ class SideRequest:
 
 
 @dataclass(frozen=True)
-class _Measured:
-    measures: Mapping[str, float] = field(default_factory=dict)
-    communication: Mapping[tuple[str, str], Total] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class RankRecord:
     """The result of one rank; states exist on rank 0 only.
 
@@ -103,7 +90,7 @@ class RankRecord:
     gradients: tuple[CanonicalState, ...]
     learning_rates: tuple[tuple[float, ...], ...]
     saved: SavedState | None
-    measured: _Measured
+    measured: Measured
     step_seconds: tuple[float, ...]
     calls: tuple[OrderedCall, ...] = ()
     platform: str = ""
@@ -255,7 +242,7 @@ def train_rank(request: SideRequest) -> RankRecord:
         if request.initial is not None:
             load_canonical(run, request.initial, may_lack=request.extra_parameters)
         session.call("start_run", run=run)
-        steps = _Steps(run)
+        steps = Steps(run)
         initial = request.initial or canonical_parameters(run)
         _reach(steps, request.checkpoint)
         probe.begin(request.gradients)
@@ -266,7 +253,7 @@ def train_rank(request: SideRequest) -> RankRecord:
         parameters = canonical_parameters(run)
         if request.feature_state or request.optimizer_state:
             saved = saved_state(run, with_optimizer=request.optimizer_state)
-        measured = _measure(run, steps, probe, buffers) if request.measure else _Measured()
+        measured = measure(run, steps, probe, buffers) if request.measure else Measured()
         seconds = tuple(steps.once().seconds for _ in range(request.timed_steps))
         record = RankRecord(
             features=session.plan.names,
@@ -306,7 +293,7 @@ def _logged_warnings() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def _reach(steps: _Steps, checkpoint: Checkpoint | None) -> None:
+def _reach(steps: Steps, checkpoint: Checkpoint | None) -> None:
     """Train up to the checkpoint and save it, or see that it was loaded."""
     if checkpoint is None:
         return
@@ -337,108 +324,6 @@ def describe_layout(run: Run) -> str:
     parts += [words for name, words in kinds if getattr(args, name, False)]
     count = f"{run.dist.world_size} rank{'s' if run.dist.world_size > 1 else ''}"
     return f"{count} ({', '.join(parts)})" if parts else count
-
-
-class StepProbe:
-    """Takes what a step holds right before its update: gradients, learning rates, the memory peak so far."""
-
-    def __init__(self) -> None:
-        """Record nothing until `begin`."""
-        self.gradients: list[CanonicalState] = []
-        self.learning_rates: list[tuple[float, ...]] = []
-        self.tracker: TensorBytes | None = None
-        self.peak = self.after_forward = 0
-        self._records = self._with_gradients = False
-
-    def begin(self, gradients: bool) -> None:
-        """Record the steps from now on."""
-        self._records, self._with_gradients = True, gradients
-
-    def end(self) -> None:
-        """Record no further step."""
-        self._records = False
-
-    @hookimpl(wrapper=True)
-    def forward_step(self) -> Iterator[None]:
-        """Read after a forward pass."""
-        result = yield
-        if self.tracker is not None:
-            # Cycles that nobody needs are alive until Python looks for them, whenever that is.
-            gc.collect()
-            self.after_forward = max(self.after_forward, self.tracker.alive)
-        return result
-
-    @hookimpl(wrapper=True)
-    def optimizer_step(self, run: Run) -> Iterator[None]:
-        """Read before the update."""
-        if self.tracker is not None:
-            self.peak = self.tracker.peak
-        if self._records:
-            groups = getattr(run.optimizer, "param_groups", ())
-            self.learning_rates.append(tuple(sorted({float(group["lr"]) for group in groups})))
-        if self._records and self._with_gradients:
-            from mindspeed_testing.canonical import canonical_gradients
-
-            state = canonical_gradients(run)
-            if state is not None:
-                self.gradients.append(state)
-        result: OptimizerStep = yield  # type: ignore[assignment]
-        return result  # type: ignore[return-value]
-
-
-class _Steps:
-    """Steps a run as the host's own loop does."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    def once(self) -> _Timed:
-        run = self.run
-        started = time.perf_counter()
-        result = run.session.call("train_step", run=run)
-        seconds = time.perf_counter() - started
-        run.iteration += 1
-        run.consumed_train_samples += batch_at(run.args, run.consumed_train_samples).samples
-        return _Timed(dict(result.losses), result.grad_norm, seconds)
-
-    def save(self) -> None:
-        """Save a checkpoint as the end of a run does: complete, before anything else happens."""
-        self.run.complete_parameters()
-        self.run.session.call("save_checkpoint", run=self.run, reason="end")
-
-
-@dataclass(frozen=True)
-class _Timed:
-    losses: Mapping[str, float]
-    grad_norm: float | None
-    seconds: float
-
-
-def _measure(run: Run, steps: _Steps, probe: StepProbe, buffers: HostBuffers) -> _Measured:
-    from mindspeed_megatron.instruments.communication import COLLECTIVES, count_communication
-    from mindspeed_megatron.instruments.kept_state import state_bytes
-    from mindspeed_megatron.instruments.memory import TensorBytes
-
-    run.metrics.clear()
-    made = buffers.made
-    with ExitStack() as stack:
-        stack.enter_context(released_when_waited())
-        log = stack.enter_context(count_communication())
-        tracker = stack.enter_context(TensorBytes())
-        probe.tracker = tracker
-        steps.once()
-        probe.tracker = None
-    measures: dict[str, float] = {
-        "peak_bytes": probe.peak,
-        "forward_bytes": probe.after_forward,
-        "step_peak_bytes": tracker.peak,
-        "host_bytes": buffers.alive,
-        "host_buffers": buffers.made - made,
-        "sent_bytes": log.sent_bytes(),
-        "collective_calls": sum(call.operation in COLLECTIVES for call in log.calls),
-        **state_bytes(run),
-    }
-    return _Measured(measures, log.table(), run.metrics.reduce())
 
 
 def joined_ranks(ranks: Sequence[RankRecord]) -> SideResult:

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mindspeed_tp.model_sizes import ModelSizes
-from mindspeed_tp.plan import Shape
+if TYPE_CHECKING:
+    from mindspeed_tp.plan import Shape
 
 FLAG = "--coc-config"
 ALLOWED_PARTS = (1, 2, 4, 8)
@@ -67,6 +67,8 @@ def unknown_shapes(path: str, args: Any) -> Sequence[str]:
 
 def product_shapes(args: Any) -> frozenset[Shape]:
     """Return the shapes of the products of a dense layer's linears that are executed with communication."""
+    from mindspeed_tp.model_sizes import ModelSizes
+
     t, sizes = args.tensor_model_parallel_size, ModelSizes.of(args)
     rows, h, f = sizes.positions * sizes.batch, sizes.hidden, sizes.width
     query = sizes.heads * sizes.channels

@@ -9,6 +9,8 @@ from torch import Tensor
 def joined(gate: Tensor, up: Tensor, ranks: int) -> list[Tensor]:
     """Return each rank's weight ``[2 f / t, h]``: its rows of the gate, then its rows of the other half.
 
+    Cutting the joined matrix instead would give the first ranks the gate alone.
+
     Args:
         gate: ``[f, h]``, whole.
         up: ``[f, h]``, whole.

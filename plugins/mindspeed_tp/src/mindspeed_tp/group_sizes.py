@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mindspeed_core.flags.values import RefusedValue
+from mindspeed_core.errors import RefusedValue
 from mindspeed_megatron.group_options import NAMES
 from mindspeed_tp.model_sizes import ModelSizes
 

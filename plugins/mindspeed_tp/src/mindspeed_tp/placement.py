@@ -8,7 +8,8 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.transformer import ModuleSpec
 
 from mindspeed_core.errors import SessionError
-from mindspeed_megatron.layer_spec import Site, SpecEditor
+from mindspeed_megatron.layer_sites import Site
+from mindspeed_megatron.layer_spec import SpecEditor
 from mindspeed_tp.linears import PlannedColumn, PlannedRow
 from mindspeed_tp.options import LINEARS, RECOMPUTE
 from mindspeed_tp.plan import LinearPlans

@@ -74,13 +74,6 @@ class Rows:
         size = parts.sizes[self.group.rank()]
         return _waiting(work, lambda: result[:size].contiguous(), padded)
 
-    def mine(self, x: Tensor) -> Tensor:
-        """Return this rank's rows of ``[m, ...]``, without communication."""
-        rank, ranks = self.group.rank(), self.group.size()
-        if self.even or self.parts is None:
-            return x.chunk(ranks)[rank]
-        return x.narrow(0, self.parts.start(rank), self.parts.sizes[rank])
-
 
 def start_sum(x: Tensor, group: ProcessGroup) -> Pending:
     """Start to sum ``x`` over a group, in place."""

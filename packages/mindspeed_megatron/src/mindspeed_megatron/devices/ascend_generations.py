@@ -15,6 +15,8 @@ _BY_PREFIX = (
 def generation_of(device: str) -> str:
     """Return a device's generation as CANN names it: ``910B`` (Atlas A2), ``910_93`` (Atlas A3), ``950``.
 
+    Operators have kernels for some generations alone, and limits that differ between them.
+
     Args:
         device: as the runtime names it, ``Ascend910B1``.
 

@@ -6,11 +6,11 @@ in the same process fails with a message about torch's own registrations. Nothin
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+
+from mindspeed_core.discovery.installed import installed_version
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """Is 0 in a process whose torch imports no other backend by itself."""
@@ -21,12 +21,11 @@ WAY_OUT = "source CANN's set_env.sh (by default /usr/local/Ascend/ascend-toolkit
 @cache
 def libraries_missing() -> str:
     """Return why the installed torch_npu cannot be imported; empty where it can, and where there is none."""
-    try:
-        installed = version("torch_npu")
-    except PackageNotFoundError:
+    installed = installed_version("torch_npu")
+    if not installed or "torch_npu" in sys.modules:
         return ""
-    if "torch_npu" in sys.modules:
-        return ""
+    import ctypes
+
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError:

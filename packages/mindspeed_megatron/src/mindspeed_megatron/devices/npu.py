@@ -13,10 +13,10 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
+from mindspeed_core.discovery.installed import installed_version
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.cpu import hold_eager
@@ -91,9 +91,8 @@ class NpuPlatform(AcceleratorPlatform):
     @classmethod
     def probe(cls) -> Availability:
         """Look for torch_npu and for device files; imports nothing."""
-        try:
-            installed = version("torch_npu")
-        except PackageNotFoundError:
+        installed = installed_version("torch_npu")
+        if not installed:
             return Availability(False, "torch_npu is not installed")
         missing = libraries_missing()
         if missing:

@@ -40,7 +40,8 @@ def command(context: click.Context, host: str, everything: bool, as_json: bool) 
     Exit status 1 when something prevents training.
     """
     from mindspeed_core.registry import Registry
-    from mindspeed_megatron.doctor.checks import collect, examine
+    from mindspeed_megatron.doctor.checks import examine
+    from mindspeed_megatron.doctor.facts import collect
 
     _begin("reading what is installed")
     findings = examine(collect(Registry.discover(), host, _begin))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from mindspeed_core.discovery.installed import installed_version
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.platform import Availability
 from mindspeed_megatron.devices.npu import NpuPlatform
@@ -109,9 +109,8 @@ class FakeNpuPlatform(DryRun, NpuPlatform):
     @classmethod
     def probe(cls) -> Availability:
         """Look for torch_npu and for the stand-in libraries; imports nothing."""
-        try:
-            installed = version("torch_npu")
-        except PackageNotFoundError:
+        installed = installed_version("torch_npu")
+        if not installed:
             return Availability(False, "torch_npu is not installed; --platform fake plans without it")
         if os.environ.get(STAND_IN) != "1":
             reason = (

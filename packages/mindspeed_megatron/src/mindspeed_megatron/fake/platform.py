@@ -16,13 +16,7 @@ from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import Patch, hookimpl
 from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.platforms.machine import numbered_variable
-from mindspeed_core.platforms.platform import (
-    Availability,
-    MemoryFigure,
-    OpeningSession,
-    Platform,
-    Position,
-)
+from mindspeed_core.platforms.platform import Availability, MemoryFigure, OpeningSession, Platform, Position
 from mindspeed_megatron.fake.world import world_patches
 from mindspeed_megatron.instruments.phases import StoragePhases
 
@@ -77,6 +71,8 @@ _NORM = Patch(
     target="megatron.core.optimizer.clip_grads:l2_norm_impl",
     new="mindspeed_megatron.tensor_norms:l2_norm",
     reason="makes a tensor from a list of numbers, which do not exist",
+    # megatron.core.utils defines it, and every norm that is computed with it has the same trouble.
+    every_name=True,
 )
 COUNTED = "bytes of tensors, counted"
 _ROOM = 1 << 60
@@ -130,12 +126,7 @@ class DryRun(StoragePhases, Platform):
         """Return the patches of the device, and those of a world without peers and values."""
         from mindspeed_megatron.fake.balanced import routing_of
         from mindspeed_megatron.fake.stages import told_shapes
-        from mindspeed_megatron.fake.tensors import (
-            STORAGE_COPY,
-            ShapesOnly,
-            reading_patches,
-            swap_patch,
-        )
+        from mindspeed_megatron.fake.tensors import STORAGE_COPY, ShapesOnly, reading_patches, swap_patch
 
         assert self._position is not None
         own = super().patches()

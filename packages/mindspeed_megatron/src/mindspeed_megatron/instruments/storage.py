@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -19,148 +18,36 @@ from torch.utils._pytree import tree_iter
 
 from mindspeed_megatron.instruments import memory
 from mindspeed_megatron.instruments.code_places import running_code
+from mindspeed_megatron.instruments.held_tensors import (
+    ACTIVATIONS,
+    BUFFERS,
+    GRADIENTS,
+    KINDS,
+    MAIN_PARAMETERS,
+    OPTIMIZER_STATE,
+    OTHER,
+    PARAMETERS,
+    Held,
+    HeldTensor,
+    Module,
+    Peak,
+    Phase,
+    PhaseBytes,
+    StorageWatcher,
+)
 from mindspeed_megatron.instruments.kept_state import inner_optimizers
 from mindspeed_megatron.instruments.memory import TensorBytes
 from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:
-    from types import CodeType, TracebackType
+    from types import TracebackType
 
     from mindspeed_core.run import Run
 
-PARAMETERS = "parameters"
-BUFFERS = "buffers"
-GRADIENTS = "gradients"
-MAIN_PARAMETERS = "main parameters"
-OPTIMIZER_STATE = "optimizer state"
-ACTIVATIONS = "activations"
-OTHER = "other"
-KINDS = (PARAMETERS, BUFFERS, GRADIENTS, MAIN_PARAMETERS, OPTIMIZER_STATE, ACTIVATIONS, OTHER)
-"""Uses of tensors. Activations are what a module's forward pass makes, recomputed ones included."""
 
 _FIRST = "build"
 _FRAMES = 8
 _BETWEEN = (str(Path(__file__).parent), memory.__file__, str(Path(torch.__file__).parent), "<")
-
-
-class _Module(NamedTuple):
-    """A module whose forward pass runs, within another one's."""
-
-    identity: int
-    kind: str
-    within: _Module | None
-
-
-class _Held:
-    """One storage while it has one size."""
-
-    __slots__ = (
-        "backward",
-        "born",
-        "bytes",
-        "device",
-        "dtype",
-        "frames",
-        "kind",
-        "module",
-        "operation",
-        "shape",
-    )
-
-    def __init__(self, size: int, device: str, born: int, operation: str) -> None:
-        self.bytes = size
-        self.device = device
-        self.born = born
-        self.operation = operation
-        self.kind = ""
-        self.module: _Module | None = None
-        self.backward = False
-        self.frames: tuple[tuple[CodeType, int], ...] = ()
-        self.shape: tuple[int, ...] = ()
-        self.dtype = ""
-
-
-@dataclass(frozen=True)
-class HeldTensor:
-    """A storage that was alive at a peak.
-
-    Attributes:
-        bytes: its size.
-        kind: one of `KINDS`.
-        device: type of its device.
-        shape: of the tensor that it was made for.
-        dtype: ``bfloat16``.
-        module: qualified name of the module whose forward pass made it; empty for none.
-        operation: the operator that made it, ``aten.mm.default``.
-        stack: places in the code that led there, innermost first: ``file:line (function)``.
-    """
-
-    bytes: int
-    kind: str
-    device: str
-    shape: tuple[int, ...]
-    dtype: str
-    module: str
-    operation: str
-    stack: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class PhaseBytes:
-    """The bytes of one phase of a run; of several times the same phase, the largest peak.
-
-    Attributes:
-        name: one of `mindspeed_megatron.instruments.phases.PHASES`, or the caller's own.
-        begin: bytes on the device when it last began.
-        end: bytes on the device when it last ended.
-        peak: most bytes on the device in it.
-        host: bytes of the host at that moment; 0 where the device is the host and nothing was moved.
-        operation: the operator that made the tensor which reached the peak.
-        module: the module in whose forward pass that was; empty for none.
-        stack: where it was called, innermost first.
-        kinds: bytes at the peak by kind, the device's alone.
-        modules: activations at the peak by module, the number of a layer left out: ``decoder.layers.*.mlp``.
-        largest: the largest tensors at the peak, those of the host included.
-    """
-
-    name: str
-    begin: int
-    end: int
-    peak: int
-    host: int
-    operation: str
-    module: str
-    stack: tuple[str, ...]
-    kinds: Mapping[str, int]
-    modules: Mapping[str, int]
-    largest: tuple[HeldTensor, ...]
-
-
-class StorageWatcher(Protocol):
-    """Is told of storages on the device, each by a key that is its own while it is alive."""
-
-    def taken(self, key: int, size: int) -> None:
-        """``size`` bytes were allocated."""
-
-    def released(self, key: int) -> None:
-        """The storage was freed, or is about to get another size."""
-
-
-@dataclass
-class _Peak:
-    """A peak that has been reached: which storages were alive, and what made the last of them."""
-
-    bytes: int
-    held: tuple[_Held, ...]
-    last: _Held | None
-
-
-@dataclass
-class _Phase:
-    name: str
-    begin: int
-    end: int = 0
-    peak: _Peak = field(default_factory=lambda: _Peak(0, (), None))
 
 
 class StorageTracker(TensorBytes):
@@ -181,16 +68,16 @@ class StorageTracker(TensorBytes):
         super().__init__()
         self.host = 0
         self._device_type = device_type
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Held] = {}
         self._clock = 0
         self._peak_at = 0
-        self._last: _Held | None = None
-        self._departed: list[_Held] = []
-        self._modules: list[_Module] = []
+        self._last: Held | None = None
+        self._departed: list[Held] = []
+        self._modules: list[Module] = []
         self._names: dict[int, str] = {}
         self._operation: Any = None
-        self._phase = _Phase(_FIRST, 0)
-        self._ended: dict[str, _Phase] = {}
+        self._phase = Phase(_FIRST, 0)
+        self._ended: dict[str, Phase] = {}
         self._hooks = ExitStack()
         self._watcher: StorageWatcher | None = None
 
@@ -228,7 +115,7 @@ class StorageTracker(TensorBytes):
     def phase(self, name: str) -> None:
         """End the current phase and begin one of this name; the first is ``build``."""
         self.end_phase()
-        self._phase = _Phase(name, self.alive)
+        self._phase = Phase(name, self.alive)
         self.reset_peak()
 
     def end_phase(self) -> None:
@@ -236,7 +123,7 @@ class StorageTracker(TensorBytes):
         phase, before = self._phase, self._ended.get(self._phase.name)
         phase.end = self.alive
         if before is None or self.peak > before.peak.bytes:
-            phase.peak = _Peak(self.peak, tuple(self._at_peak()), self._last)
+            phase.peak = Peak(self.peak, tuple(self._at_peak()), self._last)
             self._ended[phase.name] = phase
         else:
             # Of two steps with nearly the same peak, a few bytes would decide how much there was before.
@@ -309,7 +196,7 @@ class StorageTracker(TensorBytes):
 
     def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
         within = self._modules[-1] if self._modules else None
-        self._modules.append(_Module(id(module), type(module).__name__, within))
+        self._modules.append(Module(id(module), type(module).__name__, within))
 
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         while self._modules and self._modules.pop().identity != id(module):
@@ -317,14 +204,14 @@ class StorageTracker(TensorBytes):
 
     def _allocated(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
         self._clock += 1
-        held = _Held(storage.nbytes(), tensor.device.type, self._clock, str(self._operation))
+        held = Held(storage.nbytes(), tensor.device.type, self._clock, str(self._operation))
         held.module = self._modules[-1] if self._modules else None
         held.backward = torch._C._current_graph_task_id() != -1
         held.frames = running_code(_BETWEEN, _FRAMES)
         held.shape, held.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         self._hold(storage._cdata, held)
 
-    def _hold(self, key: int, held: _Held) -> None:
+    def _hold(self, key: int, held: Held) -> None:
         self._held[key] = held
         self._sizes[key] = held.bytes
         if held.device != self._device_type:
@@ -337,7 +224,7 @@ class StorageTracker(TensorBytes):
             self.peak, self._peak_at, self._last = self.alive, self._clock, held
             self._departed.clear()
 
-    def _release(self, key: int) -> _Held | None:
+    def _release(self, key: int) -> Held | None:
         held = self._held.pop(key, None)
         self._sizes.pop(key, None)
         if held is None:
@@ -369,24 +256,24 @@ class StorageTracker(TensorBytes):
             self.peak = max(self.peak, self.alive)
             return
         self._clock += 1
-        after = _Held(storage.nbytes(), before.device, self._clock, before.operation)
+        after = Held(storage.nbytes(), before.device, self._clock, before.operation)
         after.kind, after.module, after.frames = before.kind, before.module, before.frames
         after.backward, after.shape, after.dtype = before.backward, before.shape, before.dtype
         self._hold(key, after)
 
-    def _move(self, key: int, held: _Held, device: str) -> None:
+    def _move(self, key: int, held: Held, device: str) -> None:
         if self._watcher is not None:
             self._watcher.released(key)
         self.alive -= held.bytes
         self.host += held.bytes
         held.device = device
 
-    def _at_peak(self) -> Iterator[_Held]:
+    def _at_peak(self) -> Iterator[Held]:
         for held in (*self._departed, *self._held.values()):
             if held.born <= self._peak_at and held.bytes:
                 yield held
 
-    def _described(self, phase: _Phase, largest: int) -> PhaseBytes:
+    def _described(self, phase: Phase, largest: int) -> PhaseBytes:
         kinds: Counter[str] = Counter()
         modules: Counter[str] = Counter()
         host = 0
@@ -414,7 +301,7 @@ class StorageTracker(TensorBytes):
             largest=tuple(self._tensor(held) for held in top),
         )
 
-    def _tensor(self, held: _Held) -> HeldTensor:
+    def _tensor(self, held: Held) -> HeldTensor:
         return HeldTensor(
             held.bytes,
             _kind(held),
@@ -426,7 +313,7 @@ class StorageTracker(TensorBytes):
             tuple(map(str, held.frames)),
         )
 
-    def _name(self, held: _Held) -> str:
+    def _name(self, held: Held) -> str:
         """Return a module's path; of one that is made on the way, the path around it and its class.
 
         Where no module around it has a name either, the class stands alone.
@@ -446,7 +333,7 @@ def without_numbers(name: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
-def _kind(held: _Held) -> str:
+def _kind(held: Held) -> str:
     return held.kind or (ACTIVATIONS if held.module is not None else OTHER)
 
 

@@ -19,21 +19,21 @@ class Change:
 
     Attributes:
         point: dotted name.
-        what: the difference, a phrase after the name.
+        difference: the difference, a phrase after the name.
         modules: the modules of ours, or of a plugin, that it concerns.
         breaks: what uses it fails; otherwise something changed that these modules replace.
         of_source: nothing but the source changed.
     """
 
     point: str
-    what: str
+    difference: str
     modules: tuple[str, ...]
     breaks: bool
     of_source: bool = False
 
     def __str__(self) -> str:
         """Return the change as it is printed."""
-        return f"{self.point.removeprefix('megatron.core.')} {self.what}"
+        return f"{self.point.removeprefix('megatron.core.')} {self.difference}"
 
 
 def listed(found: Sequence[Change], *, everything: bool = False) -> str:

@@ -15,7 +15,11 @@ from typing import Any
 
 @lru_cache(maxsize=1)
 def megatron_lm_flags() -> tuple[str, tuple[Mapping[str, Any], ...]]:
-    """Return the version of the checkout and the facts of each of its flags."""
+    """Return the version of the checkout and the facts of each of its flags.
+
+    Raises:
+        OSError: the table of this installation cannot be read.
+    """
     path = Path(__file__).with_name("megatron_lm_flags.json")
     table = json.loads(path.read_text(encoding="utf-8"))
     return table["version"], tuple(table["flags"])

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_megatron.batch_ramp import ramped_batch_size
 from mindspeed_train.arguments.errors import argument_error, option
 
 _BY_STEPS = ("lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters")
@@ -198,3 +197,19 @@ def _batch_sizes(args: Namespace) -> Iterator[tuple[int, str]]:
     yield start, "--rampup-batch-size"
     if start + increment < args.global_batch_size:
         yield start + increment, "--rampup-batch-size"
+
+
+def ramped_batch_size(target: int, start: int, increment: int, samples: int, consumed_samples: int) -> int:
+    """Return the global batch size of the step that follows after ``consumed_samples``.
+
+    Args:
+        target: global batch size after the ramp.
+        start: the first one, below ``target``.
+        increment: by which it grows; divides the difference of the two.
+        samples: samples over which it grows, in steps of equal length.
+        consumed_samples: so far.
+    """
+    if consumed_samples > samples:
+        return target
+    steps = (target - start) // increment
+    return min(start + int(consumed_samples / (samples / steps)) * increment, target)

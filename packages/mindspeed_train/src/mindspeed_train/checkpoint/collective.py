@@ -22,11 +22,11 @@ FAILURES = (Exception, CheckpointException)
 """Exceptions that a save or load may raise; torch's own exception is no ``Exception``."""
 
 
-def on_all_ranks(what: str, action: Callable[[], T]) -> T:
+def on_all_ranks(doing: str, action: Callable[[], T]) -> T:
     """Run an action on every rank; raise on every rank when it failed on any.
 
     Args:
-        what: begins the message, for instance ``saving /data/ckpt``.
+        doing: begins the message, for instance ``saving /data/ckpt``.
         action: what this rank does; collectives inside must not be left early by only some ranks.
 
     Raises:
@@ -41,11 +41,11 @@ def on_all_ranks(what: str, action: Callable[[], T]) -> T:
     reasons = all_gather_values(None if error is None else reason_of(error))
     failed = [(rank, reason) for rank, reason in enumerate(reasons) if reason is not None]
     if failed:
-        _fail(what, failed, error)
+        _fail(doing, failed, error)
     return result
 
 
-def on_first_rank(what: str, action: Callable[[], T]) -> T:
+def on_first_rank(doing: str, action: Callable[[], T]) -> T:
     """Run an action on rank 0 and return its (picklable) result on all ranks; raise on all when it failed.
 
     Raises:
@@ -61,14 +61,14 @@ def on_first_rank(what: str, action: Callable[[], T]) -> T:
             answer[1] = reason_of(caught)
     dist.broadcast_object_list(answer, src=0)
     if answer[1] is not None:
-        _fail(what, [(0, answer[1])], error)
+        _fail(doing, [(0, answer[1])], error)
     return answer[0]
 
 
-def _fail(what: str, failed: list[tuple[int, str]], error: BaseException | None) -> NoReturn:
+def _fail(doing: str, failed: list[tuple[int, str]], error: BaseException | None) -> NoReturn:
     # The root cause is the most specific message: ranks that only noticed another's failure say less.
     rank, reason = min(failed, key=lambda item: (item[1].startswith("CheckpointException"), item[0]))
     where = f" (rank {rank})" if dist.get_world_size() > 1 else ""
     # The action's own message names the file already.
-    text = reason.removeprefix("\0") if reason.startswith("\0") else f"{what}{where}: {reason}"
+    text = reason.removeprefix("\0") if reason.startswith("\0") else f"{doing}{where}: {reason}"
     raise CheckpointError(text) from error

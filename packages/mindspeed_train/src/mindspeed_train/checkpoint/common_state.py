@@ -17,10 +17,11 @@ import torch
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.terminal.foreign_text import shown
+from mindspeed_megatron.tracker import iteration_of
 from mindspeed_train.checkpoint.archive import read_archive
 from mindspeed_train.checkpoint.fields import Fields
+from mindspeed_train.checkpoint.manifests import MOST_STEPS, Manifest
 from mindspeed_train.checkpoint.opened_files import ANOTHER, Part, open_inside, read_json
-from mindspeed_train.checkpoint.publish import MOST_STEPS, Manifest, iteration_of
 
 NAME = "common.pt"
 MOST_SAMPLES = 1 << 53

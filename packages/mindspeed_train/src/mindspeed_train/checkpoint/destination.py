@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch.distributed as dist
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_train.checkpoint import publish, staged_files
+from mindspeed_megatron.tracker import directory_name
+from mindspeed_train.checkpoint import manifests, publish, staged_files
 from mindspeed_train.checkpoint.collective import on_first_rank
 from mindspeed_train.checkpoint.object_store import ObjectStore
 from mindspeed_train.checkpoint.os_errors import explain
@@ -33,11 +34,11 @@ class Destination(Protocol):
 
     Attributes:
         path: the checkpoint's folder, or its URL as text.
-        what: begins messages about the save.
+        doing: begins messages about the save.
     """
 
     path: Path | str
-    what: str
+    doing: str
 
     def begin(self) -> None:
         """Make the folder that this rank writes into."""
@@ -48,7 +49,7 @@ class Destination(Protocol):
     def upload(self) -> dict[str, str] | None:
         """Describe where files go that a rank has written, as `ObjectStore` does; None if they stay."""
 
-    def finish(self, manifest: publish.Manifest, retention: Retention) -> None:
+    def finish(self, manifest: manifests.Manifest, retention: Retention) -> None:
         """Make the checkpoint visible and the latest, and delete older ones; on rank 0."""
 
     def abandon(self) -> None:
@@ -69,8 +70,8 @@ class _Folder:
 
     def __init__(self, run: Run, save_dir: Path) -> None:
         iteration = run.iteration
-        self.path: Path | str = save_dir / publish.directory_name(iteration)
-        self.what = f"saving {self.path}"
+        self.path: Path | str = save_dir / directory_name(iteration)
+        self.doing = f"saving {self.path}"
         self._session, self._save_dir, self._iteration = run.session, save_dir, iteration
         self._temporary = save_dir / publish.temporary_name(iteration)
 
@@ -86,7 +87,7 @@ class _Folder:
     def upload(self) -> dict[str, str] | None:
         return None
 
-    def finish(self, manifest: publish.Manifest, retention: Retention) -> None:
+    def finish(self, manifest: manifests.Manifest, retention: Retention) -> None:
         self._session.state(SaveFolder).check()
         for name, (size, _) in manifest.files.items():
             found = (self._temporary / name).stat().st_size
@@ -118,25 +119,25 @@ class _Store:
     def __init__(self, args: Namespace, iteration: int) -> None:
         self._store = ObjectStore(args.save)
         self._args, self._iteration = args, iteration
-        self.path: Path | str = f"{self._store.url}/{publish.directory_name(iteration)}"
-        self.what = f"saving {self.path}"
+        self.path: Path | str = f"{self._store.url}/{directory_name(iteration)}"
+        self.doing = f"saving {self.path}"
         self._save = ""
         self._staged: Path | None = None
 
     def begin(self) -> None:
         root = staged_files.staging_root(self._args)
-        self.what = f"{self.what} (staged in {staged_files.FLAG} {root})"
-        self._staged = staged_files.private_folder(root, publish.directory_name(self._iteration))
+        self.doing = f"{self.doing} (staged in {staged_files.FLAG} {root})"
+        self._staged = staged_files.private_folder(root, directory_name(self._iteration))
 
     def settle(self, process: str) -> Path:
-        self._save = on_first_rank(self.what, lambda: self._store.begin(self._iteration))
+        self._save = on_first_rank(self.doing, lambda: self._store.begin(self._iteration))
         assert self._staged is not None
         return self._staged
 
     def upload(self) -> dict[str, str] | None:
         return self._store.describe_upload(self._save)
 
-    def finish(self, manifest: publish.Manifest, retention: Retention) -> None:
+    def finish(self, manifest: manifests.Manifest, retention: Retention) -> None:
         sizes = self._store.sizes(self._save)
         # What rank 0 wrote beside the shards: the index and the common state.
         assert self._staged is not None

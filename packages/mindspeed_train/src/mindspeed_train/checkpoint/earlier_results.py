@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_megatron.tracker import iteration_of
 from mindspeed_train.checkpoint import publish, source
 from mindspeed_train.checkpoint.store_url import folder_of, is_url, masked
 from mindspeed_train.launch import last_save
@@ -74,7 +75,7 @@ def _refusal(
 def _step_of(found: publish.Found) -> int:
     if found.manifest is not None:
         return found.manifest.iteration
-    return publish.iteration_of(found.path.name) or 0
+    return iteration_of(found.path.name) or 0
 
 
 def _same(first: str, second: str) -> bool:

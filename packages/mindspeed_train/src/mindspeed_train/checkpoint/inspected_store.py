@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_train.checkpoint import publish, source, staged_files
+from mindspeed_megatron.tracker import directory_name, iteration_of
+from mindspeed_train.checkpoint import manifests, publish, source, staged_files
 from mindspeed_train.checkpoint.object_store import ObjectStore
 from mindspeed_train.checkpoint.store_url import check_url, folder_of
 
@@ -39,10 +40,10 @@ def local_copy_for_inspection(
         return
     found = source.find_single(url) or source.find(url, step, accept_unpublished=True)
     if found is None:
-        raise CheckpointError(f"{url}: holds no checkpoint (no {publish.directory_name(0)[:5]}… prefix)")
+        raise CheckpointError(f"{url}: holds no checkpoint (no {directory_name(0)[:5]}… prefix)")
     store, name = ObjectStore(source.folder_with(found)), found.url.rpartition("/")[2]
     root = staged_files.staging_root()
-    copy = staged_files.private_folder(root, publish.directory_name(publish.iteration_of(name) or 0))
+    copy = staged_files.private_folder(root, directory_name(iteration_of(name) or 0))
     try:
         files = staged_files.stored_files(store, name, found.manifest)
         sizes = {**store.sizes(name), **_nested_sizes(store, name, files)}
@@ -55,8 +56,8 @@ def local_copy_for_inspection(
                 with (copy / file.name).open("wb") as placeholder:
                     placeholder.truncate(sizes[file.object])
         if found.manifest is not None:
-            text = publish.describe(staged_files.flattened(found.manifest))
-            publish.write_synced(copy / publish.MANIFEST, text)
+            text = manifests.describe(staged_files.flattened(found.manifest))
+            publish.write_synced(copy / manifests.MANIFEST, text)
 
         def named(value: Any) -> Any:
             if isinstance(value, str):

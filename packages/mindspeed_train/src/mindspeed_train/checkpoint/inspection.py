@@ -18,7 +18,8 @@ import click
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.terminal.foreign_text import emit, first_line, shown
 from mindspeed_megatron.tables import print_table
-from mindspeed_train.checkpoint import publish
+from mindspeed_megatron.tracker import directory_name
+from mindspeed_train.checkpoint import manifests, publish
 from mindspeed_train.checkpoint.inspected_store import local_copy_for_inspection
 from mindspeed_train.checkpoint.source import where_files_are
 from mindspeed_train.checkpoint.store_url import is_url
@@ -90,23 +91,25 @@ def inspect(
     }
 
 
-def _choose(path: Path, step: int | None) -> tuple[Path, publish.Manifest | None, str]:
-    if any((path / name).is_file() for name in (".metadata", "index.json", publish.MANIFEST)):
-        manifest = publish.read_manifest(path) if (path / publish.MANIFEST).is_file() else None
+def _choose(path: Path, step: int | None) -> tuple[Path, manifests.Manifest | None, str]:
+    if any((path / name).is_file() for name in (".metadata", "index.json", manifests.MANIFEST)):
+        manifest = manifests.read_manifest(path) if (path / manifests.MANIFEST).is_file() else None
         return path, manifest, ""
     if not path.is_dir():
         raise CheckpointError(f"{path}: is no directory")
     found = publish.find(path, step, accept_unpublished=True)
     if found is None:
-        raise CheckpointError(f"{path}: holds no checkpoint (no {publish.directory_name(0)[:5]}… directory)")
+        raise CheckpointError(f"{path}: holds no checkpoint (no {directory_name(0)[:5]}… directory)")
     return found.path, found.manifest, found.warning
 
 
-def _verify(directory: Path, manifest: publish.Manifest | None, how: str) -> list[str]:
+def _verify(directory: Path, manifest: manifests.Manifest | None, how: str) -> list[str]:
     if manifest is None or how == "off":
         return []
-    problems = list(publish.check_files(directory, manifest, sorted(manifest.files), contents=how == "hash"))
-    known = {*manifest.files, publish.MANIFEST}
+    problems = list(
+        manifests.check_files(directory, manifest, sorted(manifest.files), contents=how == "hash")
+    )
+    known = {*manifest.files, manifests.MANIFEST}
     extra = sorted(file.name for file in directory.iterdir() if file.name not in known)
     return problems + [f"{directory / name}: not in the manifest" for name in extra]
 
@@ -150,7 +153,7 @@ def _read_common(directory: Path, problems: list[str]) -> dict[str, Any]:
     return found
 
 
-def _described(manifest: publish.Manifest) -> dict[str, Any]:
+def _described(manifest: manifests.Manifest) -> dict[str, Any]:
     plan = manifest.plan
     return {
         "features": [

@@ -8,32 +8,21 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
-from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
-from megatron.core.dist_checkpointing.utils import extract_sharded_base
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.run import LoadInfo
-from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.terminal.foreign_text import first_line
 from mindspeed_megatron import model_record, model_state, optimizer_state
 from mindspeed_megatron.brought_choices import check_saved_style
 from mindspeed_megatron.feature_state import feature_parts
 from mindspeed_megatron.model_comparison import check_model
-from mindspeed_megatron.model_record import (
-    describe_run,
-    from_arguments,
-    read_record,
-    softmax_size,
-)
-from mindspeed_megatron.plan_resume import check_plan, plan_change
+from mindspeed_megatron.model_record import describe_run, from_arguments, read_record, softmax_size
+from mindspeed_megatron.plan_resume import check_plan
 from mindspeed_megatron.saved_schedule import check_schedule, group_values, settle_groups
 from mindspeed_megatron.sharded_loading import load_shards
 from mindspeed_megatron.vocabulary import settle_vocabulary
@@ -41,24 +30,13 @@ from mindspeed_train.checkpoint import content as checkpoint_content
 from mindspeed_train.checkpoint import megatron_lm as checkpoint_megatron_lm
 from mindspeed_train.checkpoint import publish, rng_state
 from mindspeed_train.checkpoint import source as checkpoint_source
-from mindspeed_train.checkpoint.collective import (
-    FAILURES,
-    on_all_ranks,
-    on_first_rank,
-)
-from mindspeed_train.checkpoint.common_state import (
-    check_agrees,
-    check_description,
-    read_common,
-)
+from mindspeed_train.checkpoint.collective import FAILURES, on_all_ranks, on_first_rank
+from mindspeed_train.checkpoint.common_state import check_agrees, check_description, read_common
 from mindspeed_train.checkpoint.earlier_results import check_start
 from mindspeed_train.checkpoint.index import Index, read_index
+from mindspeed_train.checkpoint.load_checks import Contents, first_problem, verify, warn
 from mindspeed_train.checkpoint.locate import forget, locate, locate_source
-from mindspeed_train.checkpoint.model_arguments import (
-    compare_models,
-    compare_versions,
-    model_arguments,
-)
+from mindspeed_train.checkpoint.model_arguments import compare_versions
 from mindspeed_train.checkpoint.reasons import unwrap_failure
 from mindspeed_train.checkpoint.save_folder import own
 from mindspeed_train.checkpoint.shard_reader import ShardReader, the_only_reader
@@ -92,7 +70,7 @@ def load(run: Run, source: str | None = None) -> LoadInfo:
     for note in located.notes:
         # A feature may have loaded a base before.
         started = any(run.session.state(model_state.LoadedWeights).names.values())
-        _warn(note.replace("starting from scratch", _WITH_BASE) if started else note)
+        warn(note.replace("starting from scratch", _WITH_BASE) if started else note)
     if located.found is None:
         return LoadInfo(path=None)
     return _load_found(run, located.found, weights_alone=located.pretrained)
@@ -120,14 +98,14 @@ def _load_found(
     run: Run, found: publish.Found, source: str | None = None, *, weights_alone: bool = False
 ) -> LoadInfo:
     for text in filter(None, (found.warning, found.note)):
-        _warn(text)
+        warn(text)
     if found.manifest is not None and source is None:
         versions = compare_versions(found.manifest.versions, checkpoint_content.versions(run))
         where = str(found.url or found.path)
         check_plan(run.session, found.manifest.plan, where, versions, resumes=not weights_alone)
     with checkpoint_source.local_copy(run.args, found) as local:
         if local.manifest is not None and not local.url:
-            _verify(local.path, local.manifest, run.args.verify_checkpoint)
+            verify(local.path, local.manifest, run.args.verify_checkpoint)
         return _Load(run, local, source, weights_alone).run_all()
 
 
@@ -147,7 +125,7 @@ class _Load:
         training = run.optimizer is not None and not self.weights_alone
         self.with_optimizer = training and not args.no_load_optim
         self.with_rng = training and not args.no_load_rng
-        self.what = f"loading {self.name}"
+        self.doing = f"loading {self.name}"
         # Decided before the first byte is read, and kept where nothing that is loaded can reach.
         self._trusted = args.trust_checkpoint is True
 
@@ -159,13 +137,13 @@ class _Load:
             # What a damaged file leads to (a missing tensor, another shape) does not name it.
             if self.manifest is None or run.args.verify_checkpoint == "hash":
                 raise
-            problem = _problem(self.path, self.manifest, "hash")
+            problem = first_problem(self.path, self.manifest, "hash")
             raise CheckpointError("; ".join(filter(None, (str(error), problem)))) from error
         if self.source is None and not run.args.finetune:
             parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
             restore = partial(run.session.collect, "restore_checkpoint_state", run=run, state=parts)
             # Only its owner knows the form of it, and on another rank it may be another.
-            on_all_ranks(self.what, restore)
+            on_all_ranks(self.doing, restore)
         return self._info(state)
 
     def _load_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -175,7 +153,9 @@ class _Load:
         self.common = self._read_common()
         self.index = self._read_index()
         self._check_model()
-        self._check_optimizer_kind()
+        self.contents = Contents(self.run, self.path, self.name, self.manifest, self.index, self.common)
+        if self.with_optimizer:
+            self.contents.check_optimizer_kind()
         known = self._known_features()
         self.with_rng = self._decide_rng()
         try:
@@ -195,10 +175,10 @@ class _Load:
                 template["optimizer"] = optimizer_state.without_absent(
                     run.optimizer, template["optimizer"], held
                 )
-            on_all_ranks(self.what, lambda: self._check_shapes(template))
-            self._warn_of_unused(template)
-            state = on_all_ranks(self.what, lambda: self._fill(template))
-            on_all_ranks(self.what, lambda: self._apply(state))
+            on_all_ranks(self.doing, lambda: self.contents.check_shapes(template))
+            self.contents.warn_of_unused(template)
+            state = on_all_ranks(self.doing, lambda: self._fill(template))
+            on_all_ranks(self.doing, lambda: self._apply(state))
         finally:
             if run.optimizer is not None:
                 optimizer_state.forget_overrides(run.optimizer)
@@ -215,7 +195,7 @@ class _Load:
                 check_agrees(self.path, state, self.manifest)
             return checkpoint_megatron_lm.with_arguments(state)
 
-        return on_all_ranks(self.what, read)
+        return on_all_ranks(self.doing, read)
 
     def _read_index(self) -> Index:
         # One rank looks at the files for all.
@@ -226,12 +206,12 @@ class _Load:
                 check_description(self.path)
             return read_index(self.path, trusted=self._trusted, with_files=first)
 
-        index: Index = on_all_ranks(self.what, read)
+        index: Index = on_all_ranks(self.doing, read)
         self.reader = ShardReader(self.path, index, trusted=self._trusted)
         # What Megatron-LM keeps to repeat a step is never loaded.
         keys = sorted(key for key in index.objects if not key.startswith("rerun_state_machine"))
         share = keys[dist.get_rank() :: dist.get_world_size()]
-        on_all_ranks(self.what, lambda: self.reader.check_objects(share, _check_object))
+        on_all_ranks(self.doing, lambda: self.reader.check_objects(share, _check_object))
         return index
 
     def _described(self) -> dict[str, Any]:
@@ -269,24 +249,7 @@ class _Load:
             where=str(self.name),
         )
         for note in notes:
-            _warn(note)
-
-    def _check_optimizer_kind(self) -> None:
-        if not self.with_optimizer:
-            return
-        if "optimizer" not in self.common:
-            raise CheckpointError(
-                f"{self.path}: holds no optimizer state (it was saved with --no-save-optim); --no-load-optim "
-                "resumes without, --finetune starts at step 0"
-            )
-        saved = "distrib_optim_sharding_type" in (self.common.get("content_metadata") or {})
-        now = bool(getattr(self.run.args, "use_distributed_optimizer", False))
-        if saved != now:
-            raise CheckpointError(
-                f"{self.path}: was written {'with' if saved else 'without'} --use-distributed-optimizer, "
-                f"this run is {'with' if now else 'without'}; use the same, or leave its state with "
-                "--no-load-optim"
-            )
+            warn(note)
 
     def _known_features(self) -> dict[str, Any]:
         """Return the state of active features that the checkpoint holds too, as a template."""
@@ -296,11 +259,11 @@ class _Load:
         saved = self._saved_features()
         if self.run.args.finetune:
             if saved:
-                _warn(f"--finetune: the state of {', '.join(sorted(saved))} in {self.name} is not loaded")
+                warn(f"--finetune: the state of {', '.join(sorted(saved))} in {self.name} is not loaded")
             return {}
         features = feature_parts(self.run)
         for name in features.keys() - saved:
-            _warn(f"feature {name}: {self.name} holds no state of it; it starts anew")
+            warn(f"feature {name}: {self.name} holds no state of it; it starts anew")
         return {name: part for name, part in features.items() if name in saved}
 
     def _saved_features(self) -> set[str]:
@@ -314,70 +277,15 @@ class _Load:
         if not self.with_rng:
             return False
         if not any(key.startswith("rng_state/") for key in self.index.objects):
-            _warn(f"{self.name}: holds no random states; they continue from the seed")
+            warn(f"{self.name}: holds no random states; they continue from the seed")
             return False
         saved = self.common.get("layout") or {}
         if not checkpoint_content.rng_fits(self.run, saved):
             now = checkpoint_content.layout(self.run)
             shown = ", ".join(f"{name} {saved.get(name, 1)} -> {now[name]}" for name in ("tp", "pp", "ep"))
-            _warn(f"{self.name}: another layout ({shown}); random states are seeded anew, dropout differs")
+            warn(f"{self.name}: another layout ({shown}); random states are seeded anew, dropout differs")
             return False
         return True
-
-    def _check_shapes(self, template: dict[str, Any]) -> None:
-        """Compare keys and shapes of this rank's template with the index."""
-        tensors, objects = self.index.tensors, self.index.objects
-        for shard in _shards(template):
-            if isinstance(shard, ShardedObject):
-                if shard.unique_key not in objects:
-                    raise CheckpointError(f"{self.path}: holds no object {shard.unique_key!r}{self._why()}")
-                continue
-            if shard.key not in tensors:
-                raise CheckpointError(f"{self.path}: holds no tensor {shard.key!r}{self._why()}")
-            saved = tensors[shard.key].shape
-            if saved != tuple(shard.global_shape) and not (
-                shard.allow_shape_mismatch and self._same_vocabulary()
-            ):
-                raise CheckpointError(
-                    f"{self.path}: tensor {shard.key!r} has shape {list(saved)} in the checkpoint and "
-                    f"{list(shard.global_shape)} in this run{self._why()}"
-                )
-
-    def _same_vocabulary(self) -> bool:
-        """Return whether an embedding may have another number of rows: only the padding differs."""
-        if self.manifest is None:
-            return True
-        return self.manifest.model.get("vocab_size") == model_arguments(self.run.args).get("vocab_size")
-
-    def _why(self) -> str:
-        if self.manifest is None:
-            return "; compare the model's flags with those it was written with"
-        differing = compare_models(self.manifest.model, model_arguments(self.run.args))
-        if differing:
-            return "; different flags: " + ", ".join(differing)
-        change = plan_change(self.run.session, self.manifest.plan)
-        if change.breaking or change.harmless:
-            return "; different features: " + ", ".join((*change.breaking, *change.harmless))
-        return "; the model's flags are the same, so another version or a feature changed the model"
-
-    def _warn_of_unused(self, template: dict[str, Any]) -> None:
-        wanted = set().union(
-            *all_gather_values({shard.key for shard in _shards(template) if isinstance(shard, ShardedTensor)})
-        )
-        ignored = ("optimizer.", "features.", "rng_state", "chained_")
-        # Converted weights have some tensors under the names of several layer specifications.
-        listed = self.common.get("repeated_keys")
-        repeated = {key for key in listed if isinstance(key, str)} if isinstance(listed, list) else set()
-        unused = sorted(
-            key
-            for key in self.index.keys
-            if key not in wanted | repeated and not key.startswith(ignored) and "_extra_state" not in key
-        )
-        if unused:
-            _warn(
-                f"{self.name}: {len(unused)} tensors are not part of this model, first {unused[0]!r}"
-                f"{self._why()}"
-            )
 
     def _fill(self, template: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -421,7 +329,7 @@ class _Load:
             return
         saved = state.get("opt_param_scheduler")
         if saved is None:
-            _warn(f"{self.name}: holds no schedule; the learning rate starts anew, with its warm-up")
+            warn(f"{self.name}: holds no schedule; the learning rate starts anew, with its warm-up")
             return
         check_saved_style(run.args, run.scheduler, saved)
         check_schedule(run.scheduler, saved, str(self.name))
@@ -433,7 +341,7 @@ class _Load:
         for note in settle_groups(
             run.optimizer, run.scheduler, self.groups, str(self.name), loaded=self.with_optimizer
         ):
-            _warn(note)
+            warn(note)
 
     def _info(self, state: Mapping[str, Any]) -> LoadInfo:
         if self.weights_alone:
@@ -455,31 +363,3 @@ def _check_object(key: str, value: Any, where: str) -> None:
     if key.startswith("rng_state/"):
         for states in value if isinstance(value, list) else [value]:
             rng_state.check(states, where)
-
-
-def _shards(template: dict[str, Any]) -> Iterable[Any]:
-    prepared, _, _ = load_preprocess(template)
-    sharded, _ = extract_sharded_base(prepared)
-    return list(nested_values(sharded))
-
-
-def _verify(path: Path, manifest: publish.Manifest, how: str) -> None:
-    problem = _problem(path, manifest, how)
-    if problem:
-        raise CheckpointError(problem)
-
-
-def _problem(path: Path, manifest: publish.Manifest, how: str) -> str:
-    """Return the first difference between files and manifest, the same on every rank. Collective."""
-    if how == "off":
-        return ""
-    share = sorted(manifest.files)[dist.get_rank() :: dist.get_world_size()]
-    problems = list(publish.check_files(path, manifest, share, contents=how == "hash"))
-    found = [problem for part in all_gather_values(problems) for problem in part]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return f"{found[0]}{more}; load an earlier checkpoint with --ckpt-step" if found else ""
-
-
-def _warn(text: str) -> None:
-    if dist.get_rank() == 0:
-        logger.warning("%s", text)

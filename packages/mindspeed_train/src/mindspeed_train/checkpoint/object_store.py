@@ -10,49 +10,22 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_train.checkpoint import publish
-from mindspeed_train.checkpoint.store_url import masked, protocol_of
+from mindspeed_megatron.tracker import directory_name, iteration_of
+from mindspeed_train.checkpoint import manifests, publish
+from mindspeed_train.checkpoint.store_steps import SAVE, TIME, Step, may_be_written, owner, reason_of, started
+from mindspeed_train.checkpoint.store_url import protocol_of
 
 logger = logging.getLogger("mindspeed_core")
-
-_TIME = "%Y%m%dT%H%M%S.%fZ"
-_SAVE = re.compile(r"(?P<time>\d{8}T\d{6}\.\d{6}Z)-(?P<owner>.+-\d+-\d+)\Z")
-
-
-@dataclass(frozen=True)
-class Step:
-    """The objects of one step.
-
-    Attributes:
-        iteration: the step.
-        files: ``{name: bytes}`` of objects directly under it.
-        saves: names of the saves that have objects under it, published or not.
-    """
-
-    iteration: int
-    files: Mapping[str, int]
-    saves: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Return the name of its prefix."""
-        return publish.directory_name(self.iteration)
-
-    @property
-    def published(self) -> bool:
-        """Return whether it has a manifest."""
-        return publish.MANIFEST in self.files
 
 
 class ObjectStore:
@@ -70,8 +43,8 @@ class ObjectStore:
 
     def begin(self, iteration: int) -> str:
         """Return the prefix, below the store's own, that receives the files of a new save."""
-        now = datetime.now(timezone.utc).strftime(_TIME)
-        return f"{publish.directory_name(iteration)}/{now}-{publish.process_id()}"
+        now = datetime.now(timezone.utc).strftime(TIME)
+        return f"{directory_name(iteration)}/{now}-{publish.process_id()}"
 
     def describe_upload(self, save: str) -> dict[str, str]:
         """Describe to another process where a save goes; a plugin may have registered the driver."""
@@ -106,7 +79,7 @@ class ObjectStore:
         """Return the objects directly under a prefix, with their sizes in bytes."""
         return {name: size for name, (size, is_folder) in self._children(prefix).items() if not is_folder}
 
-    def publish_save(self, save: str, manifest: publish.Manifest) -> None:
+    def publish_save(self, save: str, manifest: manifests.Manifest) -> None:
         """Make a completely uploaded save visible and the latest.
 
         Raises:
@@ -122,11 +95,13 @@ class ObjectStore:
                 )
         folder, _, own = save.partition("/")
         files = {f"{own}/{name}": entry for name, entry in manifest.files.items()}
-        self._write(f"{folder}/{publish.MANIFEST}", publish.describe(replace(manifest, files=files)).encode())
+        self._write(
+            f"{folder}/{manifests.MANIFEST}", manifests.describe(replace(manifest, files=files)).encode()
+        )
         self._write(publish.TRACKER, str(manifest.iteration).encode())
         with self._spared(f"{folder}: objects that were replaced stay"):
             for name in self._step(folder).saves:
-                if name != own and (_owner(name) == publish.process_id() or not _may_be_written(name)):
+                if name != own and (owner(name) == publish.process_id() or not may_be_written(name)):
                     self._remove(f"{folder}/{name}", whole=True)
 
     def abandon(self, save: str) -> None:
@@ -148,7 +123,7 @@ class ObjectStore:
                     written += [(save, step) for save in self._referred(step)]
             for save, step in sorted(written, key=lambda entry: entry[0], reverse=True)[count - 1 :]:
                 # What is half deleted must not look like a checkpoint.
-                self._remove(f"{step.name}/{publish.MANIFEST}")
+                self._remove(f"{step.name}/{manifests.MANIFEST}")
                 self._remove(f"{step.name}/{save}", whole=True)
 
     def latest_step(self) -> int | None:
@@ -162,7 +137,7 @@ class ObjectStore:
             for step in self._steps().values():
                 if step.published and step.iteration == iteration:
                     saves = self._referred(step)
-                    self._remove(f"{step.name}/{publish.MANIFEST}")
+                    self._remove(f"{step.name}/{manifests.MANIFEST}")
                     for save in saves:
                         self._remove(f"{step.name}/{save}", whole=True)
 
@@ -172,7 +147,7 @@ class ObjectStore:
         for step in self._steps().values():
             if step.published and len(step.saves) < 2:
                 continue
-            stale = [name for name in step.saves if not _may_be_written(name)]
+            stale = [name for name in step.saves if not may_be_written(name)]
             if not stale:
                 continue
             with self._spared(f"{step.name}: objects of saves that ended early stay"):
@@ -207,10 +182,10 @@ class ObjectStore:
                 (index / entry.name).mkdir()
                 if entry.published:
                     chosen = number == step or number == max(published) or tracker == str(number).encode()
-                    content = self._text(f"{entry.name}/{publish.MANIFEST}") if chosen else b""
-                    (index / entry.name / publish.MANIFEST).write_bytes(content)
-                    written = max(map(_started, entry.saves), default=0.0)
-                    os.utime(index / entry.name / publish.MANIFEST, (written, written))
+                    content = self._text(f"{entry.name}/{manifests.MANIFEST}") if chosen else b""
+                    (index / entry.name / manifests.MANIFEST).write_bytes(content)
+                    written = max(map(started, entry.saves), default=0.0)
+                    os.utime(index / entry.name / manifests.MANIFEST, (written, written))
             if tracker is not None:
                 (index / publish.TRACKER).write_bytes(tracker)
             try:
@@ -236,10 +211,10 @@ class ObjectStore:
             return tracker == str(step.iteration).encode(), max(step.saves, default=""), step.iteration
 
         for step in sorted(published, key=recency, reverse=True):
-            content = self._text(f"{step.name}/{publish.MANIFEST}")
+            content = self._text(f"{step.name}/{manifests.MANIFEST}")
             url = f"{self.url}/{step.name}"
             try:
-                manifest = publish.parse_manifest(content, f"{url}/{publish.MANIFEST}")
+                manifest = manifests.parse_manifest(content, f"{url}/{manifests.MANIFEST}")
             except CheckpointError as error:
                 # A server of files, unlike a store of objects, can be left with a part of it.
                 logger.warning("%s; the job continues from the one before", error)
@@ -248,11 +223,11 @@ class ObjectStore:
                 return publish.Found(Path(step.name), manifest, url=url)
         return None
 
-    def manifest(self, prefix: str = "") -> publish.Manifest | None:
+    def manifest(self, prefix: str = "") -> manifests.Manifest | None:
         """Return the manifest directly under a prefix, or None."""
-        name = f"{prefix}/{publish.MANIFEST}".lstrip("/")
+        name = f"{prefix}/{manifests.MANIFEST}".lstrip("/")
         content = self._read(name)
-        return None if content is None else publish.parse_manifest(content, f"{self.url}/{name}")
+        return None if content is None else manifests.parse_manifest(content, f"{self.url}/{name}")
 
     def published(self) -> list[str]:
         """Return the names of the published checkpoints."""
@@ -282,15 +257,15 @@ class ObjectStore:
             raise
         except Exception as error:
             where = f"{self.url}/{name}".rstrip("/")
-            raise CheckpointError(f"{where}: {_reason(error)}") from error
+            raise CheckpointError(f"{where}: {reason_of(error)}") from error
 
     @contextmanager
-    def _spared(self, what: str) -> Iterator[None]:
+    def _spared(self, doing: str) -> Iterator[None]:
         """Warn where the store refuses to clear away what nobody reads."""
         try:
             yield
         except CheckpointError as error:
-            logger.warning("%s/%s (%s)", self.url, what, error)
+            logger.warning("%s/%s (%s)", self.url, doing, error)
 
     def _children(self, prefix: str) -> dict[str, tuple[int, bool]]:
         """Return what is directly under a prefix: ``{name: (bytes, whether it is a folder)}``."""
@@ -312,14 +287,14 @@ class ObjectStore:
     def _step(self, folder: str) -> Step:
         children = self._children(folder)
         files = {name: size for name, (size, is_folder) in children.items() if not is_folder}
-        saves = sorted(name for name, (_, is_folder) in children.items() if is_folder and _SAVE.match(name))
-        iteration = publish.iteration_of(folder)
+        saves = sorted(name for name, (_, is_folder) in children.items() if is_folder and SAVE.match(name))
+        iteration = iteration_of(folder)
         assert iteration is not None
         return Step(iteration, files, tuple(saves))
 
     def _steps(self) -> dict[int, Step]:
         names = [name for name, (_, is_folder) in self._children("").items() if is_folder]
-        steps = [self._step(name) for name in names if publish.iteration_of(name) is not None]
+        steps = [self._step(name) for name in names if iteration_of(name) is not None]
         return {step.iteration: step for step in steps}
 
     def _referred(self, step: Step) -> set[str]:
@@ -391,30 +366,3 @@ class ObjectStore:
             fs, root = self._open()
             with suppress(FileNotFoundError):
                 fs.rm(f"{root}/{name}", recursive=whole)
-
-
-def _owner(save: str) -> str:
-    match = _SAVE.match(save)
-    return match["owner"] if match else ""
-
-
-def _may_be_written(save: str) -> bool:
-    """Return whether the run of a save may live."""
-    match = _SAVE.match(save)
-    assert match is not None
-    lives = publish.owner_lives(match["owner"])
-    return publish.is_recent(_started(save)) if lives is None else lives
-
-
-def _started(save: str) -> float:
-    """Return when a save began, in seconds since the epoch."""
-    return datetime.strptime(save.partition("-")[0], _TIME).replace(tzinfo=timezone.utc).timestamp()
-
-
-def _reason(error: Exception) -> str:
-    text = masked((str(error).splitlines() or [""])[0])
-    if isinstance(error, FileNotFoundError):
-        return f"does not exist ({text})"
-    if isinstance(error, PermissionError):
-        return f"no permission ({text})"
-    return f"the store answered {type(error).__name__}: {text}"

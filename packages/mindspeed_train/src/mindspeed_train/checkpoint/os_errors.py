@@ -6,7 +6,11 @@ import errno
 
 
 def explain(error: BaseException) -> str:
-    """Describe an operating-system error in one phrase, with the way out where there is one."""
+    """Describe an operating-system error in one phrase, with the way out where there is one.
+
+    Args:
+        error: any exception; one without an error number is described by its own message.
+    """
     number = getattr(error, "errno", None)
     name = getattr(error, "filename", None)
     where = f" ({name})" if name else ""

@@ -7,17 +7,23 @@ state.
 
 from __future__ import annotations
 
-import io
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
 import torch
 
 from mindspeed_train.checkpoint.inert_pickle import Builder, Record, Table, Values
 from mindspeed_train.checkpoint.pickle_nodes import Made, Name, PickleError, Sequence
+from mindspeed_train.checkpoint.pickled_arrays import (
+    array,
+    array_from_buffer,
+    buffer,
+    integers,
+    number,
+    refuse,
+)
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -46,11 +52,6 @@ STORAGES: dict[str, torch.dtype] = {
 }
 """Types of the elements of typed storages, by the name before ``Storage``."""
 
-_NUMPY = {
-    f"{kind}{size}" for kind, sizes in (("i", "1248"), ("u", "1248"), ("f", "248")) for size in sizes
-} | {"b1", "c8", "c16"}
-_MAX_DIMENSIONS = 16
-
 
 def _plain(kind: Callable[[Any], Any], *accepted: type) -> Builder:
     def build(values: Values, made: Made) -> Any:
@@ -66,11 +67,9 @@ def _plain(kind: Callable[[Any], Any], *accepted: type) -> Builder:
 def _collection(kind: type) -> Builder:
     def build(values: Values, made: Made) -> Any:
         nodes = values.sequence(made.arguments)
-        items = (
-            [item for node in nodes for item in values.sequence(node)] if len(nodes) < 2 else _refuse(made)
-        )
+        items = [item for node in nodes for item in values.sequence(node)] if len(nodes) < 2 else refuse(made)
         if made.pairs or made.state is not None:
-            _refuse(made)
+            refuse(made)
         items = [*items, *made.items]
         if kind in (set, frozenset):
             return kind(values.key(item) for item in items)
@@ -89,14 +88,10 @@ def _dictionary(kind: type) -> Builder:
             else:
                 pairs += values.pairs(node)
         if made.items:
-            _refuse(made)
+            refuse(made)
         return kind(values.dictionary(pairs))
 
     return build
-
-
-def _refuse(made: Made) -> NoReturn:
-    raise PickleError(f"a {made.name} that is not made as usual")
 
 
 def _encoded(values: Values, made: Made) -> bytes:
@@ -109,14 +104,14 @@ def _encoded(values: Values, made: Made) -> bytes:
 def _no_bytes(values: Values, made: Made) -> bytes:
     """Make the empty bytes, which old protocols write as a call."""
     if values.sequence(made.arguments):
-        _refuse(made)
+        refuse(made)
     return b""
 
 
 def _complex(values: Values, made: Made) -> complex:
     parts = [values.value(node) for node in values.sequence(made.arguments, 2)]
     if not all(type(part) is float for part in parts):
-        _refuse(made)
+        refuse(made)
     return complex(*parts)
 
 
@@ -126,7 +121,7 @@ def _path(values: Values, made: Made) -> str:
 
 def _namespace(values: Values, made: Made) -> Namespace:
     if values.sequence(made.arguments):
-        _refuse(made)
+        refuse(made)
     found = Namespace()
     for name, node in values.fields(made.state).items() if made.state is not None else ():
         if not name.isidentifier() or name.startswith("__"):
@@ -144,27 +139,15 @@ def _ignored(values: Values, made: Made) -> Record:
     return Record(made.name)
 
 
-def _numbers(values: Values, node: Any) -> tuple[int, ...]:
-    nodes = values.sequence(node)
-    if len(nodes) > _MAX_DIMENSIONS:
-        raise PickleError(f"{len(nodes)} dimensions")
-    return tuple(values.integer(each) for each in nodes)
-
-
-def shape_of(values: Values, node: Any) -> tuple[int, ...]:
-    """Return the sizes or offsets that a ``torch.Size``, a tuple or a list holds."""
-    return _numbers(values, node)
-
-
 def _size(values: Values, made: Made) -> torch.Size:
     (node,) = values.sequence(made.arguments, 1)
-    return torch.Size(_numbers(values, node))
+    return torch.Size(integers(values, node))
 
 
 def _device(values: Values, made: Made) -> Record:
     arguments = values.value(made.arguments)
     if not all(isinstance(each, (str, int)) for each in arguments):
-        _refuse(made)
+        refuse(made)
     return Record(made.name, arguments)
 
 
@@ -179,7 +162,7 @@ def _tensor(values: Values, made: Made) -> torch.Tensor:
     """Make a view of a storage that an archive gave, within its bounds and no larger than it."""
     nodes = values.sequence(made.arguments)
     if not 4 <= len(nodes) <= 7 or made.state is not None or made.items or made.pairs:
-        _refuse(made)
+        refuse(made)
     return _view(values, values.value(nodes[0]), nodes)
 
 
@@ -187,7 +170,7 @@ def _tensor_of_dtype(values: Values, made: Made) -> torch.Tensor:
     """Make a view of untyped bytes, as torch writes dtypes that have no storage class."""
     nodes = values.sequence(made.arguments)
     if not 7 <= len(nodes) <= 8 or made.state is not None or made.items or made.pairs:
-        _refuse(made)
+        refuse(made)
     storage, dtype = values.value(nodes[0]), values.value(nodes[6])
     if not isinstance(dtype, torch.dtype) or not isinstance(storage, torch.Tensor):
         raise PickleError("a tensor without bytes, or without a known dtype")
@@ -199,7 +182,7 @@ def _tensor_of_dtype(values: Values, made: Made) -> torch.Tensor:
 def _view(values: Values, storage: Any, nodes: list[Any]) -> torch.Tensor:
     if not isinstance(storage, torch.Tensor):
         raise PickleError("a tensor without bytes")
-    offset, size, stride = values.integer(nodes[1]), _numbers(values, nodes[2]), _numbers(values, nodes[3])
+    offset, size, stride = values.integer(nodes[1]), integers(values, nodes[2]), integers(values, nodes[3])
     if len(size) != len(stride):
         raise PickleError("a tensor with other strides than sizes")
     count, last = 1, offset
@@ -216,7 +199,7 @@ def _parameter(values: Values, made: Made) -> torch.Tensor:
     nodes = values.sequence(made.arguments)
     found = values.value(nodes[0]) if 3 <= len(nodes) <= 4 else None
     if not isinstance(found, torch.Tensor):
-        _refuse(made)
+        refuse(made)
     return found
 
 
@@ -227,67 +210,12 @@ def _tensor_with_attributes(values: Values, made: Made) -> torch.Tensor:
         build.full.removeprefix("torch._utils.") if isinstance(build, Name) else ""
     )
     if maker is None or not isinstance(kind, Name) or kind.full not in _TENSORS:
-        _refuse(made)
+        refuse(made)
     return maker(values, Made(build.full, arguments))
 
 
 _PARAMETERS = {"_rebuild_parameter": _parameter, "_rebuild_parameter_with_state": _parameter}
 _TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter")
-
-
-def _array_type(values: Values, node: Any) -> np.dtype:
-    made = values.called(node, "dtype")
-    first, *_ = values.sequence(made.arguments) or _refuse(made)
-    name = values.text(first)
-    if name not in _NUMPY:
-        raise PickleError(f"numpy's type {name[:40]!r}, which is no number")
-    order = "="
-    if made.state is not None:
-        parts = values.sequence(made.state)
-        if len(parts) < 2 or parts[1] not in ("<", ">", "|", "="):
-            raise PickleError("numpy's type with an unknown order of bytes")
-        order = parts[1]
-    return np.dtype(name if order in ("|", "=") else f"{order}{name}")
-
-
-def _array_of(kind: np.dtype, shape: tuple[int, ...], content: Any, order: str) -> np.ndarray:
-    count = 1
-    for length in shape:
-        count *= length
-    if not isinstance(content, bytes) or len(content) != count * kind.itemsize:
-        raise PickleError("an array of numbers with more or fewer bytes than its shape needs")
-    found = np.frombuffer(content, dtype=kind).reshape(shape, order="F" if order == "F" else "C")
-    return found.astype(kind.newbyteorder("="), copy=True)
-
-
-def _array(values: Values, made: Made) -> np.ndarray:
-    if made.state is None:
-        _refuse(made)
-    state = values.sequence(made.state, 5)
-    kind, content = _array_type(values, state[2]), values.value(state[4])
-    return _array_of(kind, _numbers(values, state[1]), content, "F" if state[3] is True else "C")
-
-
-def _array_from_buffer(values: Values, made: Made) -> np.ndarray:
-    content, kind, shape, order = values.sequence(made.arguments, 4)
-    found = _array_type(values, kind)
-    return _array_of(found, _numbers(values, shape), values.value(content), values.text(order))
-
-
-def _number(values: Values, made: Made) -> Any:
-    kind, content = values.sequence(made.arguments, 2)
-    return _array_of(_array_type(values, kind), (), values.value(content), "C").item()
-
-
-def _buffer(values: Values, made: Made) -> io.BytesIO:
-    if made.state is None:
-        (node,) = values.sequence(made.arguments, 1)
-    else:
-        node = values.sequence(made.state)[0]
-    found = values.value(node)
-    if not isinstance(found, bytes):
-        _refuse(made)
-    return io.BytesIO(found)
 
 
 def properties(values: Values, node: Any) -> str:
@@ -350,7 +278,7 @@ _VALUES: Mapping[str, Builder] = {
     "builtins.complex": _complex,
     "builtins.bytes": _no_bytes,
     "_codecs.encode": _encoded,
-    "_io.BytesIO": _buffer,
+    "_io.BytesIO": buffer,
     "pathlib.Path": _path,
     "pathlib.PosixPath": _path,
     "pathlib._local.PosixPath": _path,
@@ -370,10 +298,10 @@ _VALUES: Mapping[str, Builder] = {
     "numpy.dtype": _record,
     **dict.fromkeys(
         (f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
-        _array,
+        array,
     ),
-    **dict.fromkeys((f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")), _number),
-    **dict.fromkeys((f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")), _array_from_buffer),
+    **dict.fromkeys((f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")), number),
+    **dict.fromkeys((f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")), array_from_buffer),
     **dict.fromkeys(
         (
             "megatron.core.enums.ModelType",

@@ -12,7 +12,8 @@ from typing import Any
 
 from mindspeed_train.checkpoint.inert_pickle import Values, read_pickle
 from mindspeed_train.checkpoint.pickle_nodes import Made, Pairs, PickleError
-from mindspeed_train.checkpoint.pickled_classes import index_table, properties, shape_of
+from mindspeed_train.checkpoint.pickled_arrays import shape_of
+from mindspeed_train.checkpoint.pickled_classes import index_table, properties
 
 _NESTED = "nd_reformulated_orig_global_shape"
 

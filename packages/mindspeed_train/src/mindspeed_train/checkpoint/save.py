@@ -20,24 +20,16 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_conf
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.run import SaveInfo
-from mindspeed_train.checkpoint import publish
+from mindspeed_train.checkpoint import manifests, publish
 from mindspeed_train.checkpoint.background import BackgroundProcess
-from mindspeed_train.checkpoint.collective import (
-    FAILURES,
-    on_all_ranks,
-    on_first_rank,
-)
+from mindspeed_train.checkpoint.collective import FAILURES, on_all_ranks, on_first_rank
 from mindspeed_train.checkpoint.destination import Destination, destination
 from mindspeed_train.checkpoint.publication import Publication
 from mindspeed_train.checkpoint.reasons import WorkerLost, reason_of
 from mindspeed_train.checkpoint.retention import Retention
 from mindspeed_train.checkpoint.saved_state import SavedState, collect_state
 from mindspeed_train.checkpoint.shard_files import Digests, ShardFile
-from mindspeed_train.checkpoint.shard_plan import (
-    FILES_PER_RANK,
-    ShardPlan,
-    make_plan,
-)
+from mindspeed_train.checkpoint.shard_plan import FILES_PER_RANK, ShardPlan, make_plan
 from mindspeed_train.checkpoint.staging import Staging
 from mindspeed_train.checkpoint.writer import WRITER, job_of, write_rank
 from mindspeed_train.fault_tolerance.hang_watch import Progress, seconds_to_hang
@@ -62,12 +54,12 @@ class _Target:
 
     destination: Destination
     temporary: Path
-    manifest: publish.Manifest
+    manifest: manifests.Manifest
     retention: Retention
 
     @property
-    def what(self) -> str:
-        return self.destination.what
+    def doing(self) -> str:
+        return self.destination.doing
 
 
 @dataclass
@@ -91,7 +83,9 @@ class _Pending:
             if self.publication.running():
                 # Whatever is removed now may be written again.
                 logger.warning(
-                    "%s: not published after %g s; what is written of it stays there", self.target.what, limit
+                    "%s: not published after %g s; what is written of it stays there",
+                    self.target.doing,
+                    limit,
                 )
                 return
             if not self.publication.failed:
@@ -183,7 +177,7 @@ class Saver:
             if not blocking:
                 return False
             pending.publication.wait(_LOOK_SECONDS)
-        on_first_rank(pending.target.what, pending.publication.result)
+        on_first_rank(pending.target.doing, pending.publication.result)
         return True
 
     def _written(self, pending: _Pending, blocking: bool) -> Digests | None:
@@ -211,10 +205,10 @@ class Saver:
             if isinstance(writer, BackgroundProcess):
                 writer.wait(_LOOK_SECONDS)
         # After a failure nobody reads what the others write; they stop before the directory goes.
-        return on_all_ranks(pending.target.what, partial(_stop if running else _result, writer))
+        return on_all_ranks(pending.target.doing, partial(_stop if running else _result, writer))
 
     def _write(self, run: Run, where: Destination, *, in_background: bool) -> None:
-        what = where.what
+        doing = where.doing
         content: SavedState | None = None
         error: BaseException | None = None
         try:
@@ -231,12 +225,12 @@ class Saver:
             staged = self._stage(run, self._plan, content)
         any_failed, any_stale = ask()
         if any_failed:
-            on_all_ranks(what, lambda: _raise(error))
+            on_all_ranks(doing, lambda: _raise(error))
         assert content is not None
         if any_stale:
             self._plan, staged = None, None
-            self._process = on_first_rank(what, publish.process_id)
-            self._plan = make_plan(what, content.sharded, content.common, content.layout, run.pg.dp_cp)
+            self._process = on_first_rank(doing, publish.process_id)
+            self._plan = make_plan(doing, content.sharded, content.common, content.layout, run.pg.dp_cp)
         assert self._plan is not None
         target = _Target(where, where.settle(self._process), content.manifest, Retention.of(run.args))
         if in_background:
@@ -244,7 +238,7 @@ class Saver:
                 staged = self._stage(run, self._plan, content)
             self._pending = self._start_writer(run, target, self._plan, content, staged)
             return
-        files, digests = on_all_ranks(target.what, partial(_write_now, run, target, self._plan, content))
+        files, digests = on_all_ranks(target.doing, partial(_write_now, run, target, self._plan, content))
         _finish(target, self._plan, files, digests)
         self._note_published(target)
 
@@ -361,7 +355,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 def _finish(target: _Target, plan: ShardPlan, files: list[ShardFile], digests: Digests) -> None:
     """Complete the index, describe every file and publish. Collective."""
     everyones = _gathered(plan, files, digests)
-    on_first_rank(target.what, lambda: _publish(target, plan, everyones))
+    on_first_rank(target.doing, lambda: _publish(target, plan, everyones))
     target.destination.close()
 
 
@@ -379,5 +373,5 @@ def _publish(target: _Target, plan: ShardPlan, everyones: list[Any]) -> None:
     save_config(CheckpointingConfig(_BACKEND, 1), str(temporary))
     rest = [path for path in sorted(temporary.iterdir()) if path.name not in files]
     publish.sync_files(rest)
-    files.update({path.name: publish.digest_file(path) for path in rest})
+    files.update({path.name: manifests.digest_file(path) for path in rest})
     target.destination.finish(replace(manifest, files=dict(sorted(files.items()))), target.retention)

@@ -23,7 +23,7 @@ from mindspeed_megatron.feature_state import feature_parts
 from mindspeed_megatron.launch.environment import current_job
 from mindspeed_megatron.model_record import describe_run, softmax_size
 from mindspeed_train.checkpoint import content as checkpoint_content
-from mindspeed_train.checkpoint import publish
+from mindspeed_train.checkpoint import manifests
 from mindspeed_train.checkpoint.collective import on_all_ranks
 from mindspeed_train.checkpoint.model_arguments import model_arguments
 from mindspeed_train.checkpoint.shard_files import ShardFile
@@ -45,7 +45,7 @@ class SavedState:
     layout: Layout
     common: Mapping[str, Any]
     common_files: list[ShardFile]
-    manifest: publish.Manifest
+    manifest: manifests.Manifest
 
 
 def collect_state(run: Run) -> SavedState:
@@ -125,8 +125,8 @@ def _put(value: Any, into_sharded: Callable[[Any], None], into_common: Callable[
         into_common(value)
 
 
-def _manifest(run: Run, features: tuple[str, ...]) -> publish.Manifest:
-    return publish.Manifest(
+def _manifest(run: Run, features: tuple[str, ...]) -> manifests.Manifest:
+    return manifests.Manifest(
         iteration=run.iteration,
         files={},
         plan=run.session.plan.as_dict(),

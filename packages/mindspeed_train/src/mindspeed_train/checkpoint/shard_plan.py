@@ -28,10 +28,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
-from megatron.core.dist_checkpointing.validation import (
-    determine_global_metadata,
-    validate_sharding_integrity,
-)
+from megatron.core.dist_checkpointing.validation import determine_global_metadata, validate_sharding_integrity
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -177,12 +174,12 @@ def _description(shard: Any) -> tuple[Any, ...]:
 
 
 def make_plan(
-    what: str, sharded: Any, common: Mapping[str, Any], layout: Layout, group: dist.ProcessGroup
+    doing: str, sharded: Any, common: Mapping[str, Any], layout: Layout, group: dist.ProcessGroup
 ) -> ShardPlan:
     """Plan a save. Collective.
 
     Args:
-        what: begins the message of an error.
+        doing: begins the message of an error.
         sharded: the sharded part of the state. Replicas are assigned in it.
         common: the part that all ranks hold alike.
         layout: `layout_of` its shards.
@@ -195,14 +192,14 @@ def make_plan(
     def check(state: Mapping[str, Any] | None = None) -> None:
         validate_sharding_integrity(determine_global_metadata(sharded)[1], common_state_dict=state)
 
-    on_all_ranks(what, lambda: check(dict(common)))
+    on_all_ranks(doing, lambda: check(dict(common)))
     shards = list(nested_values(sharded))
     if group.size() > 1:
         distribution = determine_main_replica_uniform_distribution(sharded, group)
         distribute_main_replicas_with_precomputed_distribution(sharded, group, distribution)
-        on_all_ranks(what, check)
+        on_all_ranks(doing, check)
     planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
-    files, plan = on_all_ranks(what, lambda: _plan_of_rank(planner, sharded, shards))
+    files, plan = on_all_ranks(doing, lambda: _plan_of_rank(planner, sharded, shards))
     everyones: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(plan, everyones)
     found: list[Metadata] = []
@@ -211,7 +208,7 @@ def make_plan(
         assert everyones is not None
         found.append(planner.create_global_plan(everyones)[1])
 
-    on_first_rank(what, plan_all)
+    on_first_rank(doing, plan_all)
     return ShardPlan(layout, files, found[0] if found else None)
 
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_train.checkpoint import publish, staged_files
+from mindspeed_megatron.tracker import directory_name, iteration_of
+from mindspeed_train.checkpoint import manifests, publish, staged_files
 from mindspeed_train.checkpoint.collective import on_all_ranks, on_first_rank
 from mindspeed_train.checkpoint.object_store import ObjectStore
 from mindspeed_train.checkpoint.store_url import check_url, folder_of, is_url
@@ -49,7 +50,7 @@ def latest_step(location: str) -> int | None:
     if folder is not None:
         return publish.latest_step(folder)
     found = ObjectStore(location).find(accept_unpublished=True)
-    return None if found is None else publish.iteration_of(found.path.name)
+    return None if found is None else iteration_of(found.path.name)
 
 
 def find_of_job(location: str, job: str) -> publish.Found | None:
@@ -74,9 +75,9 @@ def find_single(location: str) -> publish.Found | None:
         manifest = ObjectStore(location).manifest()
         name = location.rstrip("/").rpartition("/")[2]
         return None if manifest is None else publish.Found(Path(name), manifest, url=location.rstrip("/"))
-    if not (folder / publish.MANIFEST).is_file():
+    if not (folder / manifests.MANIFEST).is_file():
         return None
-    return _unnested(publish.Found(folder, publish.read_manifest(folder)))
+    return _unnested(publish.Found(folder, manifests.read_manifest(folder)))
 
 
 def folder_with(found: publish.Found) -> str:
@@ -84,7 +85,7 @@ def folder_with(found: publish.Found) -> str:
     if found.url:
         return found.url.rpartition("/")[0]
     path = found.path
-    return str(path.parent if publish.iteration_of(path.name) is not None else path.parent.parent)
+    return str(path.parent if iteration_of(path.name) is not None else path.parent.parent)
 
 
 def published_names(location: str) -> list[tuple[str, str]]:
@@ -93,7 +94,7 @@ def published_names(location: str) -> list[tuple[str, str]]:
     if folder is None:
         store = ObjectStore(location)
         return [(name, f"{store.url}/{name}") for name in store.published()]
-    paths = sorted(path.parent for path in folder.glob(f"iter_*/{publish.MANIFEST}"))
+    paths = sorted(path.parent for path in folder.glob(f"iter_*/{manifests.MANIFEST}"))
     return [(path.name, str(path)) for path in paths]
 
 
@@ -112,8 +113,8 @@ def local_copy(args: Namespace, found: publish.Found) -> Iterator[publish.Found]
     action = f"loading {found.url}"
     store, name = ObjectStore(folder_with(found)), found.url.rpartition("/")[2]
     files = on_first_rank(action, lambda: staged_files.stored_files(store, name, found.manifest))
-    iteration = publish.iteration_of(name) or 0
-    shared = staged_files.share_folder(action, args, publish.directory_name(iteration))
+    iteration = iteration_of(name) or 0
+    shared = staged_files.share_folder(action, args, directory_name(iteration))
     try:
         on_all_ranks(action, lambda: staged_files.check_room(shared.path, sum(file.size for file in files)))
         contents = args.verify_checkpoint == "hash"
@@ -135,7 +136,9 @@ def local_copy(args: Namespace, found: publish.Found) -> Iterator[publish.Found]
             staged_files.remove(shared.path)
 
 
-def where_files_are(path: Path, manifest: publish.Manifest | None) -> tuple[Path, publish.Manifest | None]:
+def where_files_are(
+    path: Path, manifest: manifests.Manifest | None
+) -> tuple[Path, manifests.Manifest | None]:
     """Return the folder and manifest of a checkpoint's files.
 
     One that was copied from a store as it lies there has them in one subfolder.

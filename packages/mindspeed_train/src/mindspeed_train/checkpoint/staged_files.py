@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.runtime.gather import all_gather_values
-from mindspeed_train.checkpoint import publish
+from mindspeed_train.checkpoint import manifests, publish
 from mindspeed_train.checkpoint.collective import on_all_ranks
 from mindspeed_train.checkpoint.object_store import ObjectStore
 from mindspeed_train.checkpoint.os_errors import explain
@@ -110,7 +110,7 @@ def check_room(root: Path, needed: int) -> None:
         )
 
 
-def share_folder(what: str, root_of: Namespace, name: str) -> SharedFolder:
+def share_folder(doing: str, root_of: Namespace, name: str) -> SharedFolder:
     """Make one folder on every machine. Collective.
 
     Ranks share what they see: those of one machine in containers of their own have a folder each.
@@ -122,10 +122,10 @@ def share_folder(what: str, root_of: Namespace, name: str) -> SharedFolder:
     def make() -> Path:
         return private_folder(staging_root(root_of), name)
 
-    made = all_gather_values(on_all_ranks(what, lambda: make() if leader == rank else None))
+    made = all_gather_values(on_all_ranks(doing, lambda: make() if leader == rank else None))
     theirs = made[leader]
     assert theirs is not None
-    alone = on_all_ranks(what, lambda: None if theirs.is_dir() else make())
+    alone = on_all_ranks(doing, lambda: None if theirs.is_dir() else make())
     chosen = (machines[rank], str(alone or theirs))
     everyones = all_gather_values(chosen)
     members = [member for member, folder in enumerate(everyones) if folder == chosen]
@@ -138,7 +138,7 @@ def _machine() -> str:
     return socket.gethostname()
 
 
-def stored_files(store: ObjectStore, name: str, manifest: publish.Manifest | None) -> list[StoredFile]:
+def stored_files(store: ObjectStore, name: str, manifest: manifests.Manifest | None) -> list[StoredFile]:
     """Return the files of a checkpoint, the largest first; ``name`` is its prefix below the store's own.
 
     Raises:
@@ -150,7 +150,7 @@ def stored_files(store: ObjectStore, name: str, manifest: publish.Manifest | Non
         found = [StoredFile(file, size, digest) for file, (size, digest) in manifest.files.items()]
     if len({file.name for file in found}) < len(found) or any(file.name in ("", ".") for file in found):
         raise CheckpointError(
-            f"{store.url}/{name}/{publish.MANIFEST}: lists files that have no name of their own"
+            f"{store.url}/{name}/{manifests.MANIFEST}: lists files that have no name of their own"
         )
     return sorted(found, key=lambda file: (-file.size, file.name))
 
@@ -170,12 +170,12 @@ def download(store: ObjectStore, name: str, file: StoredFile, folder: Path, *, c
     """
     store.download(f"{name}/{file.object}".lstrip("/"), folder / file.name)
     contents = contents and bool(file.digest)
-    one = publish.Manifest(iteration=0, files={file.name: (file.size, file.digest)}, sealed=True)
-    for problem in publish.check_files(folder, one, [file.name], contents=contents):
+    one = manifests.Manifest(iteration=0, files={file.name: (file.size, file.digest)}, sealed=True)
+    for problem in manifests.check_files(folder, one, [file.name], contents=contents):
         named = problem.replace(str(folder), f"{store.url}/{name}".rstrip("/"))
         raise CheckpointError(f"{named}; load an earlier checkpoint with --ckpt-step")
 
 
-def flattened(manifest: publish.Manifest) -> publish.Manifest:
+def flattened(manifest: manifests.Manifest) -> manifests.Manifest:
     """Return the manifest of a downloaded checkpoint, whose files are all in one folder."""
     return replace(manifest, files={name.rpartition("/")[2]: entry for name, entry in manifest.files.items()})

@@ -26,13 +26,7 @@ from mindspeed_core.errors import ArgumentError, DataError, UserError
 from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_train.data.files import token_counts, token_dtype, write_index
 from mindspeed_train.text.end_token import note_token
-from mindspeed_train.text.input import (
-    SUFFIXES,
-    Reading,
-    read_segment,
-    segments_of,
-    text_files,
-)
+from mindspeed_train.text.input import SUFFIXES, Reading, read_segment, segments_of, text_files
 from mindspeed_train.text.parts import (
     PART_BYTES,
     Part,
@@ -43,6 +37,7 @@ from mindspeed_train.text.parts import (
     make_parts,
     plan_parts,
 )
+from mindspeed_train.text.progress import Progress
 from mindspeed_train.text.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 
 _ENCODING_ERRORS = ("error", "replace", "skip")
@@ -287,45 +282,6 @@ def _publish(
             with suppress(OSError):
                 written.unlink()
     return documents, text_bytes, final[0]
-
-
-class Progress:
-    """A bar on stderr that counts bytes of input, or nothing."""
-
-    def __init__(self, shown: bool) -> None:
-        from rich import progress
-        from rich.console import Console
-
-        self._shown = shown
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.DownloadColumn(),
-            progress.TransferSpeedColumn(),
-            progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not shown,
-        )
-
-    def __enter__(self) -> Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        # Older versions of rich end even a bar that is not shown with an empty line.
-        if self._shown:
-            self._bar.stop()
-
-    def begin(self, note: str, total: int) -> None:
-        """Start counting anew."""
-        for task in self._bar.task_ids:
-            self._bar.remove_task(task)
-        self._task = self._bar.add_task(note, total=total)
-
-    def advance(self, size: int) -> None:
-        """Count bytes that are done."""
-        self._bar.advance(self._task, size)
 
 
 @click.command("prepare-text")

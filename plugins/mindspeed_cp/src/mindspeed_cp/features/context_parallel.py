@@ -6,13 +6,10 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, TakeOver, dest_of, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Scenario, TakeOver, dest_of, hookimpl
 from mindspeed_cp import attention_flags
 from mindspeed_cp.algorithms import GATHER_ALGO, HYBRID_ALGO, RING_ALGO, ULYSSES_ALGO
 from mindspeed_cp.checked_flag import ignored, problems
-from mindspeed_cp.features.document_proofs import DOCUMENT_PROOFS
-from mindspeed_cp.features.model_proofs import MODEL_PROOFS
-from mindspeed_cp.features.proofs import PROOFS
 from mindspeed_cp.flags import FLAGS
 
 
@@ -55,7 +52,11 @@ class ContextParallel(Feature):
         "--context-parallel-algo": (RING_ALGO, ULYSSES_ALGO, HYBRID_ALGO, GATHER_ALGO),
         "--ulysses-degree-in-cp": (2, 4, 8),
     }
-    verify: ClassVar[Sequence[Scenario]] = (*PROOFS, *DOCUMENT_PROOFS, *MODEL_PROOFS)
+    verify: ClassVar[Sequence[Scenario]] = Proofs(
+        "mindspeed_cp.features.proofs:PROOFS",
+        "mindspeed_cp.features.document_proofs:DOCUMENT_PROOFS",
+        "mindspeed_cp.features.model_proofs:MODEL_PROOFS",
+    )
 
     _origin: Mapping[str, bytes] = {}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from mindspeed_core.feature import Proofs
 from mindspeed_cp import attention_flags
 from mindspeed_cp.checked_flag import problems
 from mindspeed_cp.features.context_parallel import ContextParallel
-from mindspeed_cp.features.document_proofs import WHOLE_PROOFS
 from mindspeed_cp.mask_flags import DOCUMENT_FLAGS
 
 
@@ -24,7 +24,7 @@ class PackedDocuments(ContextParallel):
     fake_tensors = False
     tuning: ClassVar[Mapping[str, Sequence[Any]]] = {}
     docs = "mindspeed_cp:docs/packed-documents.md"
-    verify = WHOLE_PROOFS
+    verify = Proofs("mindspeed_cp.features.document_proofs:WHOLE_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

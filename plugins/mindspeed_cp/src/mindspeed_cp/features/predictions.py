@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Feature, Patch, Requirement, hookimpl
+from mindspeed_core.feature import Feature, Patch, Proofs, Requirement, hookimpl
 from mindspeed_cp.features.context_parallel import ContextParallel
 from mindspeed_cp.features.documents import PackedDocuments
-from mindspeed_cp.features.model_proofs import PREDICTION_PROOFS
 
 
 class SplitPredictions(Feature):
@@ -36,7 +35,7 @@ class SplitPredictions(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = PREDICTION_PROOFS
+    verify = Proofs("mindspeed_cp.features.model_proofs:PREDICTION_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

@@ -10,7 +10,12 @@ from mindspeed_megatron.equal_blocks import run_blocks
 
 
 def rows_at_a_time(x: Tensor, elements: int) -> int:
-    """Return how many entries of the first dimension have ``elements`` elements together, at least one."""
+    """Return how many entries of the first dimension have ``elements`` elements together, at least one.
+
+    Args:
+        x: at least one dimension.
+        elements: that fit into the cache.
+    """
     return min(max(1, elements // max(1, x[:1].numel())), max(1, x.shape[0]))
 
 

@@ -8,104 +8,23 @@ over where every rank's call is within their limits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.distributed import ProcessGroup
 
 from mindspeed_kernels.call import Call
-from mindspeed_kernels.contract import HALF, Contract, ContractError, Dtype, Holds, Rank, SameDtype, SameSize
-from mindspeed_kernels.ops import collectives
+from mindspeed_kernels.contract import HALF, Contract, Dtype, Holds, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.availability import ascend_generation, kernel_of
+from mindspeed_kernels.ops.expert_exchange import Counts, Group, Routing, routing_of
 from mindspeed_kernels.ops.gmm import grouped_matmul, npu_weight_gradients
 from mindspeed_kernels.ops.operator import Operator
-from mindspeed_kernels.ops.process_groups import hccl_name, process_group
+from mindspeed_kernels.ops.process_groups import hccl_name
 
-Group = ProcessGroup | str
-Counts = Sequence[int] | Tensor
 Result = Tensor | tuple[Tensor, Tensor]
-
-
-class Routing(NamedTuple):
-    """Numbers of rows that travel between this rank and every expert of the group.
-
-    Attributes:
-        group: the ranks that exchange.
-        of_tokens: rows of this rank's tokens, by the rank they are multiplied on, then by its experts.
-        of_experts: rows of this rank's experts, by the rank that has their tokens, then by expert.
-    """
-
-    group: ProcessGroup
-    of_tokens: list[int]
-    of_experts: list[int]
-
-    @property
-    def experts(self) -> int:
-        """Number of experts of a rank."""
-        return len(self.of_experts) // self.group.size()
-
-    def ends(self) -> Tensor:
-        """Return where the rows of each of this rank's experts end, int64 ``[e]``."""
-        return torch.tensor(self.of_experts).view(self.group.size(), -1).sum(0).cumsum(0)
-
-    def to_experts(self, x: Tensor) -> Tensor:
-        """Bring rows by rank, then expert, to their experts' ranks; there they lie by expert, then rank."""
-        sent, received = self.by_rank(self.of_tokens), self.by_rank(self.of_experts)
-        arrived = collectives.all_to_all_rows(x, sent, received, self.group)
-        return _turned(arrived, self.of_experts, self.group.size())
-
-    def to_tokens(self, x: Tensor) -> Tensor:
-        """Bring rows by expert, then rank, back to their tokens' ranks: the inverse of `to_experts`."""
-        counts = torch.tensor(self.of_experts).view(self.group.size(), -1).t().flatten().tolist()
-        received, sent = self.by_rank(self.of_tokens), self.by_rank(self.of_experts)
-        return collectives.all_to_all_rows(_turned(x, counts, self.experts), sent, received, self.group)
-
-    def by_rank(self, counts: list[int]) -> list[int]:
-        """Return the rows for each rank, all of its experts together."""
-        return [sum(counts[i : i + self.experts]) for i in range(0, len(counts), self.experts)]
-
-
-def _turned(x: Tensor, counts: list[int], outer: int) -> Tensor:
-    """Return groups of rows that lie by an outer, then an inner index, by the inner, then the outer one."""
-    pieces = x.split(counts)
-    inner = len(counts) // outer
-    return torch.cat([pieces[o * inner + i] for i in range(inner) for o in range(outer)])
-
-
-def _routing(
-    operator: str,
-    inputs: Tensor,
-    weights: Tensor,
-    group: Group,
-    sent: Counts,
-    received: Counts,
-    *,
-    there: bool,
-) -> Routing:
-    """Return the routing of a call; ``there`` sends tokens to experts.
-
-    Raises:
-        ContractError: the counts are not those of the experts and rows.
-    """
-    ranks = process_group(group, f"{operator}: group")
-    entries = ranks.size() * weights.shape[0]
-    numbers = []
-    for name, given in (("send_counts", sent), ("recv_counts", received)):
-        found = given.flatten().tolist() if isinstance(given, Tensor) else [int(n) for n in given]
-        if len(found) != entries or min(found, default=0) < 0:
-            raise ContractError(
-                f"{operator}: {name} must hold a number of rows for each of {weights.shape[0]} experts on "
-                f"{ranks.size()} ranks, by rank, then expert; got {found}"
-            )
-        numbers.append(found)
-    covered, rows = sum(numbers[0]), inputs.shape[0]
-    if covered != rows:
-        raise ContractError(f"{operator}: send_counts must cover all {rows} rows of inputs, cover {covered}")
-    return Routing(ranks, *(numbers if there else reversed(numbers)))
 
 
 def all2all_grouped_matmul_reference(
@@ -136,7 +55,7 @@ def all2all_grouped_matmul_reference(
         ContractError: counts do not fit rows, experts and ranks.
     """
     name = "all2all_grouped_matmul"
-    routing = _routing(name, inputs, weights, group, send_counts, recv_counts, there=True)
+    routing = routing_of(name, inputs, weights, group, send_counts, recv_counts, to_experts=True)
     result = grouped_matmul(routing.to_experts(inputs), weights, routing.ends())
     return _with_shared(result, shared_inputs, shared_weight)
 
@@ -170,7 +89,7 @@ def grouped_matmul_all2all_reference(
         ContractError: counts do not fit rows, experts and ranks.
     """
     name = "grouped_matmul_all2all"
-    routing = _routing(name, inputs, weights, group, send_counts, recv_counts, there=False)
+    routing = routing_of(name, inputs, weights, group, send_counts, recv_counts, to_experts=False)
     result = routing.to_tokens(grouped_matmul(inputs, weights, routing.ends()))
     return _with_shared(result, shared_inputs, shared_weight)
 
@@ -398,7 +317,7 @@ def _product(x: Tensor | None, dy: Tensor | None) -> Tensor | None:
 
 
 def _on_npu(
-    operator: Operator[..., Result], function: type[torch.autograd.Function], *, there: bool
+    operator: Operator[..., Result], function: type[torch.autograd.Function], *, to_experts: bool
 ) -> Callable[..., Result]:
     """Build the backend of an operator: the kernels where every rank's call is within their limits."""
 
@@ -411,7 +330,9 @@ def _on_npu(
         shared_inputs: Tensor | None = None,
         shared_weight: Tensor | None = None,
     ) -> Result:
-        routing = _routing(operator.name, inputs, weights, group, send_counts, recv_counts, there=there)
+        routing = routing_of(
+            operator.name, inputs, weights, group, send_counts, recv_counts, to_experts=to_experts
+        )
         operands = (inputs, weights, shared_inputs, shared_weight)
         backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
         if not _kernels_compute(inputs, weights, routing, backward=backward):
@@ -424,10 +345,10 @@ def _on_npu(
     return call
 
 
-for _operator, _function, _there in (
+for _operator, _function, _to_experts in (
     (all2all_grouped_matmul, ToExpertsOnNpu, True),
     (grouped_matmul_all2all, ToTokensOnNpu, False),
 ):
     _operator.backend("npu", ("npu",), available=kernel_of(*_RANKS), contract=(Dtype("inputs", HALF),))(
-        _on_npu(_operator, _function, there=_there)
+        _on_npu(_operator, _function, to_experts=_to_experts)
     )

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Requirement, hookimpl
-from mindspeed_memory.features.optimizer_proofs import BLOCK_PROOFS
-from mindspeed_memory.optim.options import block_options
+from mindspeed_core.feature import Conflict, Feature, Proofs, Requirement, hookimpl
 
 _WHERE = "state lies where the block-wise AdamW does not find it"
 
@@ -43,7 +41,7 @@ class BlockOptimizer(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = BLOCK_PROOFS
+    verify = Proofs("mindspeed_memory.features.optimizer_proofs:BLOCK_PROOFS")
 
     @hookimpl(wrapper=True)
     def build_optimizer_config(self) -> Generator[None, Any, Any]:
@@ -59,6 +57,7 @@ class BlockOptimizer(Feature):
         """Put the optimizer that all active options describe in place."""
         optimizer = yield
         from mindspeed_memory.optim.install import install
+        from mindspeed_memory.optim.options import block_options
 
         install(session, optimizer, block_options(args, session.plan.names), pg, self.name)
         return optimizer

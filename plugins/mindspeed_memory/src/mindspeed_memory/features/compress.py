@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Flag, Requirement, hookimpl
-from mindspeed_memory.features.compress_proofs import ACTIVATION_PROOFS, DENSE_PROOFS
+from mindspeed_core.feature import Conflict, Flag, Proofs, Requirement, hookimpl
 from mindspeed_memory.features.recompute import experts_everywhere
 from mindspeed_memory.features.saving import SavingFeature
 from mindspeed_memory.features.swap import ENGINE_CONFLICTS, HOST_LIMIT
@@ -99,7 +98,7 @@ class CompressActivation(_Compressing):
     )
     slots = ("saved-tensors",)
     docs = "mindspeed_memory:docs/compress-activation.md"
-    verify = ACTIVATION_PROOFS
+    verify = Proofs("mindspeed_memory.features.compress_proofs:ACTIVATION_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
@@ -148,7 +147,7 @@ class CompressDense(_Compressing):
     conflicts = (*ENGINE_CONFLICTS, _COMPUTED_AGAIN)
     slots = ("saved-tensors", "mlp-forward")
     docs = "mindspeed_memory:docs/compress-dense.md"
-    verify = DENSE_PROOFS
+    verify = Proofs("mindspeed_memory.features.compress_proofs:DENSE_PROOFS")
 
     @classmethod
     def idle(cls, args: Any) -> str:

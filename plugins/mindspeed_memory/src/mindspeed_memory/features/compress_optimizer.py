@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mindspeed_core.feature import Feature, Flag
+from mindspeed_core.feature import Feature, Flag, Proofs
 from mindspeed_memory.features.block_optimizer import IN_BLOCKS
-from mindspeed_memory.features.optimizer_proofs import COMPRESS_PROOFS
 from mindspeed_memory.optim.options import COMPRESS
 
 _FLAG = "--compress-optimizer"
@@ -28,4 +27,4 @@ class CompressOptimizer(Feature):
     formulas = {
         "optimizer_bytes_per_parameter": "11.1 / (data_parallel_size if use_distributed_optimizer else 1)",
     }
-    verify = COMPRESS_PROOFS
+    verify = Proofs("mindspeed_memory.features.optimizer_proofs:COMPRESS_PROOFS")

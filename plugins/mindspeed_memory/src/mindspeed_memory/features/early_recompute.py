@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
-from mindspeed_memory.features.early_proofs import ADVANCE_PROOFS, BUBBLE_PROOFS
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, hookimpl
 from mindspeed_memory.features.recompute import INPUTS_STAY, NOT_OFFLOADED
 
 _ADVANCE, _DEPTH, _BUBBLE = "--recompute-in-advance", "--recompute-in-advance-depth", "--recompute-in-bubble"
@@ -142,7 +141,7 @@ class RecomputeInAdvance(_EarlyRecompute):
     before = ("recompute-layers-per-pp-rank",)
     docs = "mindspeed_memory:docs/recompute-in-advance.md"
     tuning = {_ADVANCE: (False, True)}
-    verify = ADVANCE_PROOFS
+    verify = Proofs("mindspeed_memory.features.early_proofs:ADVANCE_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
@@ -196,7 +195,7 @@ class RecomputeInBubble(_EarlyRecompute):
     )
     docs = "mindspeed_memory:docs/recompute-in-bubble.md"
     tuning = {_BUBBLE: (False, True)}
-    verify = BUBBLE_PROOFS
+    verify = Proofs("mindspeed_memory.features.early_proofs:BUBBLE_PROOFS")
 
     @hookimpl(wrapper=True)
     def build_model(self, session: Any) -> Generator[None, Any, Any]:

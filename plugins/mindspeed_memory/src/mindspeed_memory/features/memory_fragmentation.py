@@ -7,9 +7,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, hookimpl
 from mindspeed_memory.allocator_settings import GROWING, VARIABLE, given, set_growing_segments
-from mindspeed_memory.features.optimizer_proofs import FRAGMENTATION_PROOFS
 
 _FLAG, _POOLS = "--memory-fragmentation", "--memory-fragmentation-pools"
 _DEST = "memory_fragmentation_pools"
@@ -37,7 +36,7 @@ class MemoryFragmentation(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = FRAGMENTATION_PROOFS
+    verify = Proofs("mindspeed_memory.features.optimizer_proofs:FRAGMENTATION_PROOFS")
 
     _entered: Callable[[], AbstractContextManager[Any]] | None = None
     _updated = False

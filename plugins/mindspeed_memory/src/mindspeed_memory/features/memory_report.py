@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, hookimpl
-from mindspeed_memory.features.optimizer_proofs import REPORT_PROOFS
+from mindspeed_core.feature import Feature, Flag, Proofs, hookimpl
 
 _FLAG, _PATH = "--memory-report", "--memory-report-path"
 
@@ -33,7 +32,7 @@ class MemoryReport(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = REPORT_PROOFS
+    verify = Proofs("mindspeed_memory.features.optimizer_proofs:REPORT_PROOFS")
 
     _recorder: Any = None
 

@@ -6,8 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
-from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
-from mindspeed_memory.features.policy_proofs import MEMORY_PROOFS, RECOMPUTE_PROOFS, SMART_PROOFS
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, hookimpl
 from mindspeed_memory.features.swap import ENGINE_CONFLICTS, ENGINE_FLAGS, SwappingFeature
 
 _SWITCH, _SIZE = "--adaptive-recompute-device-swap", "--adaptive-recompute-device-size"
@@ -161,7 +160,7 @@ class AdaptiveRecompute(_Budgeted):
     )
     slots = ("recompute-policy", "mlp-forward")
     docs = "mindspeed_memory:docs/adaptive-recompute.md"
-    verify = RECOMPUTE_PROOFS
+    verify = Proofs("mindspeed_memory.features.policy_proofs:RECOMPUTE_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
@@ -217,7 +216,7 @@ class AdaptiveMemory(_Budgeted, SwappingFeature):
         ),
     )
     docs = "mindspeed_memory:docs/adaptive-memory.md"
-    verify = MEMORY_PROOFS
+    verify = Proofs("mindspeed_memory.features.policy_proofs:MEMORY_PROOFS")
     _from_first_step = False
 
     @hookimpl(wrapper=True)
@@ -288,7 +287,7 @@ class SmartSwap(SwappingFeature):
     # Around what recomputes.
     before = ("recompute-norm", "recompute-activation", "recompute-layers-per-pp-rank")
     docs = "mindspeed_memory:docs/smart-swap.md"
-    verify = SMART_PROOFS
+    verify = Proofs("mindspeed_memory.features.policy_proofs:SMART_PROOFS")
     _from_first_step = False
 
     _policy: Any = None

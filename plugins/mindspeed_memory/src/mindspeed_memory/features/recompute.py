@@ -6,13 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from math import inf
 from typing import Any, ClassVar
 
-from mindspeed_core.feature import Conflict, Feature, Flag, dest_of, hookimpl
-from mindspeed_memory.features.recompute_proofs import (
-    ACTIVATION_PROOFS,
-    COUNT_PROOFS,
-    DENSE_PROOFS,
-    NORM_PROOFS,
-)
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, dest_of, hookimpl
 
 _ACTIVATION, _ACTIVATION_LAYERS = (
     "--recompute-activation-function",
@@ -135,7 +129,7 @@ class RecomputeActivation(_PartOfLayers):
         "/ (context_parallel_size * tensor_model_parallel_size)"
     }
     tuning = {_ACTIVATION: (False, True)}
-    verify = ACTIVATION_PROOFS
+    verify = Proofs("mindspeed_memory.features.recompute_proofs:ACTIVATION_PROOFS")
     _redundant = {
         "mlp": "the feed-forward part is computed again anyway; drop one of the two",
         "moe_act": "both compute activations of experts again; drop moe_act",
@@ -200,7 +194,7 @@ class RecomputeNorm(_PartOfLayers):
         "/ (context_parallel_size * (tensor_model_parallel_size if sequence_parallel else 1))"
     }
     tuning = {_NORM: (False, True)}
-    verify = NORM_PROOFS
+    verify = Proofs("mindspeed_memory.features.recompute_proofs:NORM_PROOFS")
     _redundant = {"layernorm": "both compute norms again; drop one of the two"}
 
     def _change(self, session: Any, chunks: Any, **chosen: Any) -> None:
@@ -239,7 +233,7 @@ class RecomputeCounts(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = COUNT_PROOFS
+    verify = Proofs("mindspeed_memory.features.recompute_proofs:COUNT_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
@@ -298,7 +292,7 @@ class RecomputeDense(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = DENSE_PROOFS
+    verify = Proofs("mindspeed_memory.features.recompute_proofs:DENSE_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag
+from mindspeed_core.feature import Feature, Flag, Proofs
 from mindspeed_memory.features.block_optimizer import IN_BLOCKS
-from mindspeed_memory.features.optimizer_proofs import RELEASE_PROOFS
 from mindspeed_memory.optim.options import RELEASE
 
 _FLAG = "--release-fp32-grad"
@@ -30,7 +29,7 @@ class ReleaseFp32Grad(Feature):
         "optimizer_bytes_per_parameter": "12 / (data_parallel_size if use_distributed_optimizer else 1)",
     }
     tuning = {_FLAG: (False, True)}
-    verify = RELEASE_PROOFS
+    verify = Proofs("mindspeed_memory.features.optimizer_proofs:RELEASE_PROOFS")
 
     @classmethod
     def idle(cls, args: Any) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, Requirement
+from mindspeed_core.feature import Feature, Flag, Proofs, Requirement
 from mindspeed_memory.features.block_optimizer import IN_BLOCKS
-from mindspeed_memory.features.optimizer_proofs import REUSE_PROOFS
 from mindspeed_memory.optim.options import LIST, REUSE, SIGN
 
 _FLAG, _TIES, _ROUNDING = "--reuse-fp32-param", "--reuse-fp32-ties", "--reuse-fp32-rounding"
@@ -50,7 +49,7 @@ class ReuseFp32Param(Feature):
         "optimizer_bytes_per_parameter": "10 / (data_parallel_size if use_distributed_optimizer else 1)",
     }
     tuning = {_FLAG: (False, True)}
-    verify = REUSE_PROOFS
+    verify = Proofs("mindspeed_memory.features.optimizer_proofs:REUSE_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

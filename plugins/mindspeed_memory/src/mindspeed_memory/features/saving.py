@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,8 +10,6 @@ from mindspeed_core.feature import Feature, hookimpl
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
     from mindspeed_core.session import Session
-
-logger = logging.getLogger("mindspeed_core")
 
 
 class SavingFeature(Feature):
@@ -75,4 +72,8 @@ class SavingFeature(Feature):
             )
         if run.dist.rank == 0:
             smaller = f"; of what they save some is below {self._smallest}" if small else ""
-            logger.warning("%s: the chosen modules save nothing to %s%s", flag, self._does, smaller)
+            from logging import getLogger
+
+            getLogger("mindspeed_core").warning(
+                "%s: the chosen modules save nothing to %s%s", flag, self._does, smaller
+            )

@@ -6,10 +6,9 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
-from mindspeed_core.feature import Conflict, Flag, Requirement, dest_of, hookimpl
+from mindspeed_core.feature import Conflict, Flag, Proofs, Requirement, dest_of, hookimpl
 from mindspeed_memory.features.recompute import per_rank
 from mindspeed_memory.features.saving import SavingFeature
-from mindspeed_memory.features.swap_proofs import ATTENTION_PROOFS, INPUT_PROOFS
 from mindspeed_memory.host_bytes import attention_need, check_limit, input_need
 from mindspeed_memory.names import models_of, modules_of
 
@@ -136,7 +135,7 @@ class SwapAttention(SwappingFeature):
         "+ (2 * num_attention_heads + 2 * num_query_groups) * kv_channels / tensor_model_parallel_size)"
     }
     tuning = {_ATTENTION: (False, True)}
-    verify = ATTENTION_PROOFS
+    verify = Proofs("mindspeed_memory.features.swap_proofs:ATTENTION_PROOFS")
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
@@ -240,7 +239,7 @@ class SwapLayerInput(SwappingFeature):
         "swapped_bytes": "element_size * seq_length * micro_batch_size * hidden_size "
         "/ (context_parallel_size * (tensor_model_parallel_size if sequence_parallel else 1))"
     }
-    verify = INPUT_PROOFS
+    verify = Proofs("mindspeed_memory.features.swap_proofs:INPUT_PROOFS")
 
     @hookimpl(wrapper=True)
     def validate_arguments(self) -> Generator[None, Any, Any]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag
+from mindspeed_core.feature import Feature, Flag, Proofs
 from mindspeed_memory.features.block_optimizer import IN_BLOCKS
-from mindspeed_memory.features.optimizer_proofs import SWAP_PROOFS
 from mindspeed_memory.optim.options import SWAP
 
 _FLAG, _TIMES = "--swap-optimizer", "--swap-optimizer-times"
@@ -41,7 +40,7 @@ class SwapOptimizer(Feature):
         "/ (data_parallel_size if use_distributed_optimizer else 1)",
     }
     tuning = {_FLAG: (False, True)}
-    verify = SWAP_PROOFS
+    verify = Proofs("mindspeed_memory.features.optimizer_proofs:SWAP_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag
+from mindspeed_core.feature import Feature, Flag, Proofs
 from mindspeed_memory.features.block_optimizer import IN_BLOCKS
-from mindspeed_memory.features.optimizer_proofs import VIRTUAL_PROOFS
 from mindspeed_memory.optim.options import ALL, VIRTUAL_FEATURE, budgets
 
 _FLAG = "--virtual-optimizer"
@@ -36,7 +35,7 @@ class VirtualOptimizer(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = VIRTUAL_PROOFS
+    verify = Proofs("mindspeed_memory.features.optimizer_proofs:VIRTUAL_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

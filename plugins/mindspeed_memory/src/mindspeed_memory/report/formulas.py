@@ -6,7 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mindspeed_megatron.formulas import evaluate
-from mindspeed_megatron.instruments.storage import GRADIENTS, MAIN_PARAMETERS, OPTIMIZER_STATE, PARAMETERS
+from mindspeed_megatron.instruments.held_tensors import (
+    GRADIENTS,
+    MAIN_PARAMETERS,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+)
 from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_megatron.earlier_files import move_aside
+from mindspeed_megatron.instruments.held_tensors import ACTIVATIONS, OTHER
 from mindspeed_megatron.instruments.host_buffers import mark_host_buffers
 from mindspeed_megatron.instruments.phases import FORWARD_BACKWARD, UPDATE
-from mindspeed_megatron.instruments.storage import ACTIVATIONS, OTHER, StorageTracker
+from mindspeed_megatron.instruments.storage import StorageTracker
 from mindspeed_megatron.spared_failures import SparedFailures
 from mindspeed_memory.report.formulas import kept_bytes
 from mindspeed_memory.report.table import report_of, text_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_megatron.instruments.storage import (
+from mindspeed_megatron.instruments.held_tensors import (
     ACTIVATIONS,
     GRADIENTS,
     MAIN_PARAMETERS,

@@ -6,16 +6,10 @@ from collections.abc import Generator, Sequence
 from math import isfinite
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
-from mindspeed_moe.features.adaptive_proofs import ADAPTIVE_PROOFS
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, hookimpl
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
-from mindspeed_moe.features.zero_memory import (
-    KEPT_APART,
-    SENDING_LAYER,
-    exposed_again,
-    recomputed_already,
-)
+from mindspeed_moe.features.zero_memory import KEPT_APART, SENDING_LAYER, exposed_again, recomputed_already
 from mindspeed_moe.options import LEVEL1
 
 _FLAG = "--moe-adaptive-recompute-activation"
@@ -59,7 +53,7 @@ class AdaptiveRecompute(Feature):
     deterministic = True
     tuning = {_FLAG: (False, True)}
     affects_checkpoint = False
-    verify = ADAPTIVE_PROOFS
+    verify = Proofs("mindspeed_moe.features.adaptive_proofs:ADAPTIVE_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

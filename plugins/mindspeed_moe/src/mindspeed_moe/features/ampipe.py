@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, hookimpl
 from mindspeed_moe.expert_ranks import expert_cuts, expert_ranks
-from mindspeed_moe.features.ampipe_proofs import AMPIPE_PROOFS
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
 from mindspeed_moe.options import has_places
@@ -89,7 +88,7 @@ class AttentionExpertsPipeline(Feature):
     deterministic = True
     tuning = {_DEGREE: (1, 2)}
     affects_checkpoint = False
-    verify = AMPIPE_PROOFS
+    verify = Proofs("mindspeed_moe.features.ampipe_proofs:AMPIPE_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

@@ -6,9 +6,8 @@ import copy
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Feature, Flag, Proofs, Requirement, hookimpl
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
-from mindspeed_moe.features.proofs import ASYNC_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
 
 _FLAG = "--moe-permutation-async-comm"
@@ -36,7 +35,7 @@ class AsyncCommunication(Feature):
     deterministic = True
     tuning = {_FLAG: (False, True)}
     affects_checkpoint = False
-    verify = ASYNC_PROOFS
+    verify = Proofs("mindspeed_moe.features.proofs:ASYNC_PROOFS")
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:

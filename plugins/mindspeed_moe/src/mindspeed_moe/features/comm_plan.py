@@ -6,10 +6,9 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, hookimpl
 from mindspeed_moe.comm_plans import AUTO, DEDUP, FLAG, FLAT, GATHER, NODE_SIZE, hops_of
 from mindspeed_moe.expert_ranks import expert_cuts, expert_ranks
-from mindspeed_moe.features.comm_plan_proofs import COMM_PLAN_PROOFS
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
 from mindspeed_moe.plan_choice import asked_plan, chosen_hops, chosen_plan, exchanged, node_size
@@ -80,7 +79,7 @@ class CommunicationPlan(Feature):
     deterministic = True
     tuning = {FLAG: (FLAT, DEDUP)}
     affects_checkpoint = False
-    verify = COMM_PLAN_PROOFS
+    verify = Proofs("mindspeed_moe.features.comm_plan_proofs:COMM_PLAN_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Requirement, hookimpl
-from mindspeed_moe.features.proofs import CORE_PROOFS
-from mindspeed_moe.options import layer_options
+from mindspeed_core.feature import Conflict, Feature, Proofs, Requirement, hookimpl
 
 
 class ExpertLayer(Feature):
@@ -35,7 +33,7 @@ class ExpertLayer(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = CORE_PROOFS
+    verify = Proofs("mindspeed_moe.features.proofs:CORE_PROOFS")
 
     _groups: Any = None
 
@@ -51,6 +49,7 @@ class ExpertLayer(Feature):
     ) -> Generator[None, Any, Any]:
         """Place the layer with the experts that other features chose."""
         spec = yield
+        from mindspeed_moe.options import layer_options
         from mindspeed_moe.placement import Place, place_layers
 
         options = layer_options(args, session.plan.names)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, dest_of
 from mindspeed_megatron.expert_notes import routes_by_sinkhorn
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
-from mindspeed_moe.features.deepspeed_proofs import DEEPSPEED_PROOFS, DROPLESS_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
 from mindspeed_moe.options import JITTER, RESAMPLE
 
@@ -106,7 +105,7 @@ class DeepSpeedExperts(Feature):
     deterministic = True
     fake_tensors = True
     affects_checkpoint = False
-    verify = DEEPSPEED_PROOFS
+    verify = Proofs("mindspeed_moe.features.deepspeed_proofs:DEEPSPEED_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
@@ -279,7 +278,7 @@ class FormerDropless(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = DROPLESS_PROOFS
+    verify = Proofs("mindspeed_moe.features.deepspeed_proofs:DROPLESS_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

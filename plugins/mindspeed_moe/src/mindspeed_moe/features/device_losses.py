@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement
 from mindspeed_megatron.expert_notes import routes_by_sinkhorn
 from mindspeed_moe.features.core import PLACED_ROUTER
-from mindspeed_moe.features.proofs import DEVICE_LOSS_PROOFS
 from mindspeed_moe.options import number_of_devices
 
 _BALANCE, _COMMUNICATION = "--moe-device-level-aux-loss-coeff", "--moe-comm-aux-loss-coeff"
@@ -51,7 +50,7 @@ class DeviceLevelLosses(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = DEVICE_LOSS_PROOFS
+    verify = Proofs("mindspeed_moe.features.proofs:DEVICE_LOSS_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

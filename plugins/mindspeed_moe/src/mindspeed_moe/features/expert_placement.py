@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, hookimpl
 from mindspeed_moe.expert_ranks import expert_cuts, expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
-from mindspeed_moe.features.expert_map_proofs import PLACEMENT_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class ExpertPlacement(Feature):
     deterministic = True
     tuning = {_FLAG: (False, True)}
     affects_checkpoint = False
-    verify = PLACEMENT_PROOFS
+    verify = Proofs("mindspeed_moe.features.expert_map_proofs:PLACEMENT_PROOFS")
 
     _experts: Rebalancing | None = None
 

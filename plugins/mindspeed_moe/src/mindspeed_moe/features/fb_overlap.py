@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, dest_of, hookimpl
 from mindspeed_moe.expert_ranks import expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
-from mindspeed_moe.features.fb_overlap_proofs import FB_OVERLAP_PROOFS
-from mindspeed_moe.options import PAIRS
-from mindspeed_moe.pairing import without_pairs
+from mindspeed_moe.options import PAIRS, without_pairs
 
 _FLAG = "--moe-fb-overlap"
 _UNPERMUTED = ("--moe-unperm2-mem-optim", "--moe-unperm2-mem-optim-swap")
@@ -70,7 +68,7 @@ class ForwardBackwardOverlap(Feature):
     deterministic = True
     affects_checkpoint = False
     tuning = {_FLAG: (False, True)}
-    verify = FB_OVERLAP_PROOFS
+    verify = Proofs("mindspeed_moe.features.fb_overlap_proofs:FB_OVERLAP_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement
 from mindspeed_megatron.expert_notes import routes_by_sinkhorn
 from mindspeed_moe.features.core import PLACED_ROUTER
-from mindspeed_moe.features.proofs import FIXED_ROUTE_PROOFS
 
 _FLAG = "--fix-router"
 
@@ -45,7 +44,7 @@ class FixedRoutes(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = FIXED_ROUTE_PROOFS
+    verify = Proofs("mindspeed_moe.features.proofs:FIXED_ROUTE_PROOFS")
 
     @classmethod
     def model_facts(cls, args: Any) -> Mapping[str, Any]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, dest_of
 from mindspeed_moe.expert_ranks import expert_cuts, expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
-from mindspeed_moe.features.fused_products_proofs import FUSED_PRODUCTS_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
 from mindspeed_moe.options import has_places
 
@@ -69,7 +68,7 @@ class FusedProducts(Feature):
     deterministic = True
     tuning = {_ROWS: (False, True)}
     affects_checkpoint = False
-    verify = FUSED_PRODUCTS_PROOFS
+    verify = Proofs("mindspeed_moe.features.fused_products_proofs:FUSED_PRODUCTS_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement
 from mindspeed_moe.expert_ranks import expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
-from mindspeed_moe.features.proofs import GATHER_OVERLAP_PROOFS, OVERLAP_PROOFS
 
 _LAYER = (
     PLACED_LAYER,
@@ -86,7 +85,7 @@ class AllToAllOverlap(_Overlap):
     )
     tuning = {"--moe-alltoall-overlap-comm": (False, True)}
     docs = "mindspeed_moe:docs/moe-alltoall-overlap.md"
-    verify = OVERLAP_PROOFS
+    verify = Proofs("mindspeed_moe.features.proofs:OVERLAP_PROOFS")
 
 
 class AllGatherOverlap(_Overlap):
@@ -110,4 +109,4 @@ class AllGatherOverlap(_Overlap):
     )
     tuning = {"--moe-allgather-overlap-comm": (False, True)}
     docs = "mindspeed_moe:docs/moe-allgather-overlap.md"
-    verify = GATHER_OVERLAP_PROOFS
+    verify = Proofs("mindspeed_moe.features.proofs:GATHER_OVERLAP_PROOFS")

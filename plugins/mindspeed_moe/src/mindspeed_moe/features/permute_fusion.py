@@ -6,9 +6,8 @@ import copy
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, dest_of, hookimpl
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION
-from mindspeed_moe.features.proofs import PERMUTE_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
 
 _FLAG, _MEGATRONS = "--use-fused-moe-token-permute-and-unpermute", "--moe-permute-fusion"
@@ -54,7 +53,7 @@ class PermuteFusion(Feature):
     deterministic = True
     tuning = {_FLAG: (False, True)}
     affects_checkpoint = False
-    verify = PERMUTE_PROOFS
+    verify = Proofs("mindspeed_moe.features.proofs:PERMUTE_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement
 from mindspeed_moe.expert_ranks import expert_cuts, expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
-from mindspeed_moe.features.pipe_experts_proofs import PIPE_EXPERTS_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
 from mindspeed_moe.options import has_places, items_of_layer
 
@@ -68,7 +67,7 @@ class PipelinedExperts(Feature):
     deterministic = True
     tuning = {_FLAG: (False, True), _SLICES: (1, 2)}
     affects_checkpoint = False
-    verify = PIPE_EXPERTS_PROOFS
+    verify = Proofs("mindspeed_moe.features.pipe_experts_proofs:PIPE_EXPERTS_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

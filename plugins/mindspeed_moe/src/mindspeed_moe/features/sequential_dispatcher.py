@@ -6,8 +6,7 @@ import copy
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, hookimpl
-from mindspeed_moe.features.proofs import SEQUENTIAL_DISPATCHER_PROOFS
+from mindspeed_core.feature import Feature, Flag, Proofs, hookimpl
 
 _FLAG, _DEST = "--moe-token-dispatcher-type", "moe_token_dispatcher_type"
 
@@ -31,7 +30,7 @@ class SequentialDispatcher(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = SEQUENTIAL_DISPATCHER_PROOFS
+    verify = Proofs("mindspeed_moe.features.proofs:SEQUENTIAL_DISPATCHER_PROOFS")
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:

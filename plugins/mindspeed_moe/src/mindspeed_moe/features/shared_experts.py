@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, Requirement
-from mindspeed_moe.features.proofs import SHARED_PROOFS
+from mindspeed_core.feature import Feature, Flag, Proofs, Requirement
 
 _FLAG = "--n-shared-experts"
 _WIDTH = "moe_shared_expert_intermediate_size"
@@ -25,7 +24,7 @@ class SharedExpertCount(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = SHARED_PROOFS
+    verify = Proofs("mindspeed_moe.features.proofs:SHARED_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

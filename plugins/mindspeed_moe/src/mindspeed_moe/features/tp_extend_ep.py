@@ -8,9 +8,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.feature import Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Feature, Flag, Proofs, Requirement, hookimpl
 from mindspeed_moe.expert_ranks import expert_ranks, tensor_ranks
-from mindspeed_moe.features.tp_extend_ep_proofs import TP_EXTEND_EP_PROOFS
 
 _FLAG = "--moe-tp-extend-ep"
 _EP, _ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
@@ -29,7 +28,7 @@ class TensorRanksExtendExperts(Feature):
     deterministic = True
     tuning = {_FLAG: (False, True)}
     affects_checkpoint = False
-    verify = TP_EXTEND_EP_PROOFS
+    verify = Proofs("mindspeed_moe.features.tp_extend_ep_proofs:TP_EXTEND_EP_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

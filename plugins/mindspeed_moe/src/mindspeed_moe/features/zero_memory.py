@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
-from mindspeed_moe.features.adaptive_proofs import OTHER_DISPATCHER_PROOFS
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
-from mindspeed_moe.features.proofs import ZERO_MEMORY_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
 from mindspeed_moe.options import DISABLED, LEVEL0, LEVEL1
 
@@ -76,7 +74,10 @@ class ZeroMemory(Feature):
         "* (tensor_model_parallel_size if sequence_parallel else 1)) * (element_size "
         "* (2 if swiglu else 1) * moe_ffn_hidden_size + 4)) if moe_zero_memory == 'level0' else 0"
     }
-    verify = (*ZERO_MEMORY_PROOFS, *OTHER_DISPATCHER_PROOFS)
+    verify = Proofs(
+        "mindspeed_moe.features.proofs:ZERO_MEMORY_PROOFS",
+        "mindspeed_moe.features.adaptive_proofs:OTHER_DISPATCHER_PROOFS",
+    )
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from megatron.core.transformer import ModuleSpec, TransformerLayer
 
 from mindspeed_core.errors import SessionError
-from mindspeed_megatron.layer_spec import Site, SpecEditor
+from mindspeed_megatron.layer_sites import Site
+from mindspeed_megatron.layer_spec import SpecEditor
 from mindspeed_moe.sliced.layer import SlicedTransformerLayer
 
 if TYPE_CHECKING:

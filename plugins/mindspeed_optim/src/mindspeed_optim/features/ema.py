@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, hookimpl
 from mindspeed_memory.optim.options import RELEASE, REUSE
-from mindspeed_optim.features.ema_proofs import EMA_PROOFS
 
 NAME = "opt-ema"
 _VALUE = "fused_ema_adamw"
@@ -54,7 +53,7 @@ class EmaOptimizer(Feature):
     formulas = {
         "optimizer_bytes_per_parameter": "16 / (data_parallel_size if use_distributed_optimizer else 1)",
     }
-    verify = EMA_PROOFS
+    verify = Proofs("mindspeed_optim.features.ema_proofs:EMA_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

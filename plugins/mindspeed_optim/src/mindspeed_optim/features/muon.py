@@ -6,8 +6,7 @@ from argparse import Namespace
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
-from mindspeed_optim.features.muon_proofs import MUON_PROOFS
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, hookimpl
 from mindspeed_optim.muon.options import (
     BLOCKWISE,
     DUPLICATED,
@@ -109,7 +108,7 @@ class MuonOptimizer(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = MUON_PROOFS
+    verify = Proofs("mindspeed_optim.features.muon_proofs:MUON_PROOFS")
 
     @classmethod
     def presets(cls, args: Namespace) -> Mapping[str, Any]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag
+from mindspeed_core.feature import Feature, Flag, Proofs
 from mindspeed_memory.features.block_optimizer import IN_BLOCKS
 from mindspeed_memory.optim.options import SIGN
-from mindspeed_optim.features.quant_proofs import QUANT_PROOFS
-from mindspeed_optim.quantized_formats import BF16, FP8, HIF8, MXFP8
+from mindspeed_optim.quantized_formats import FORMATS, format_problems
 
 NAME = "opt-quant-states"
 _FLAG = "--quant-states"
@@ -26,7 +25,7 @@ class QuantStates(Feature):
         Flag(
             _FLAG,
             type=str,
-            choices=(FP8, BF16, MXFP8, HIF8),
+            choices=FORMATS,
             help="Store moments in 8 bits with a scale for every 128 (fp8), or in bfloat16.",
         ),
     )
@@ -41,17 +40,12 @@ class QuantStates(Feature):
         "optimizer_bytes_per_parameter": "(8 if quant_states == 'bf16' else 6 + 2 / 128) / "
         "(data_parallel_size if use_distributed_optimizer else 1)",
     }
-    verify = QUANT_PROOFS
+    verify = Proofs("mindspeed_optim.features.quant_proofs:QUANT_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse formats that are not there, and a sign that 8 bits of a root do not keep."""
-        found = []
-        if args.quant_states in (MXFP8, HIF8):
-            found.append(
-                f"{_FLAG} {args.quant_states}: this format is not stored; use {_FLAG} {FP8}, which takes as "
-                "many bytes"
-            )
+        found = list(format_problems(_FLAG, args.quant_states))
         if getattr(args, "reuse_fp32_param", False) and args.reuse_fp32_ties == SIGN:
             found.append(
                 f"--reuse-fp32-ties {SIGN}: a second moment that {_FLAG} stores has no sign; use "

@@ -6,8 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
-from mindspeed_pp.features.chimera_proofs import CHIMERA_PROOFS
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, hookimpl
 from mindspeed_pp.plan import asked_for, asked_rule, planned
 from mindspeed_pp.schedules.chimera import COPIES_FLAG, chimera
 
@@ -66,7 +65,7 @@ class Chimera(Feature):
         # Of weights, gradients and optimizer state, against a schedule that holds the model once.
         "times_the_weights": "virtual_data_parallel_size",
     }
-    verify = CHIMERA_PROOFS
+    verify = Proofs("mindspeed_pp.features.chimera_proofs:CHIMERA_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

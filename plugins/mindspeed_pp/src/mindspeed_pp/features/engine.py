@@ -6,8 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, TakeOver, hookimpl
-from mindspeed_pp.features.proofs import ENGINE_PROOFS
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, TakeOver, hookimpl
 from mindspeed_pp.lint import lint
 from mindspeed_pp.named import functions_of
 from mindspeed_pp.plan import (
@@ -158,7 +157,7 @@ class PipelineSchedule(Feature):
     deterministic = True
     affects_checkpoint = False
     tuning = {FLAG: ("1f1b", "zb-h1")}
-    verify = ENGINE_PROOFS
+    verify = Proofs("mindspeed_pp.features.proofs:ENGINE_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

@@ -6,9 +6,8 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, hookimpl
 from mindspeed_megatron.layer_patterns import PATTERNS
-from mindspeed_pp.features.proofs import KEYS_PROOFS, LIST_PROOFS, NOOP_PROOFS, ROWS_PROOFS
 from mindspeed_pp.stage_map import LIST, NOOP, ROWS, layers_of_stages, layout_text, numbers
 
 _KEEP = "--noop-layers-keep-numbering"
@@ -79,7 +78,7 @@ class NoopLayers(_Partition):
         ),
     )
     docs = "mindspeed_pp:docs/noop-layers.md"
-    verify = NOOP_PROOFS
+    verify = Proofs("mindspeed_pp.features.proofs:NOOP_PROOFS")
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
@@ -115,7 +114,7 @@ class NoopKeys(Feature):
     deterministic = True
     affects_checkpoint = True
     formulas = {"activation_bytes": "0", "bytes_sent": "0", "flop": "0"}
-    verify = KEYS_PROOFS
+    verify = Proofs("mindspeed_pp.features.proofs:KEYS_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
@@ -151,7 +150,7 @@ class UnalignedPipeline(_Partition):
     summary = "Set the number of layers of each pipeline stage and chunk"
     flags = (Flag(ROWS, type=str, help="Layers by rank and chunk, [[1,1],[1,1]*2,[1,0]]; *n repeats a row."),)
     docs = "mindspeed_pp:docs/unaligned-pipeline.md"
-    verify = ROWS_PROOFS
+    verify = Proofs("mindspeed_pp.features.proofs:ROWS_PROOFS")
 
 
 class NumLayerList(_Partition):
@@ -161,4 +160,4 @@ class NumLayerList(_Partition):
     summary = "Set the number of layers of each pipeline rank"
     flags = (Flag(LIST, type=str, help="Layers of each pipeline rank: 8,9,8,7."),)
     docs = "mindspeed_pp:docs/num-layer-list.md"
-    verify = LIST_PROOFS
+    verify = Proofs("mindspeed_pp.features.proofs:LIST_PROOFS")

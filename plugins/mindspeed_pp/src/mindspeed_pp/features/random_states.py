@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, hookimpl
-from mindspeed_pp.features.proofs import RANDOM_PROOFS
+from mindspeed_core.feature import Feature, Flag, Proofs, hookimpl
 
 
 class RandomPerMicrobatch(Feature):
@@ -25,7 +24,7 @@ class RandomPerMicrobatch(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = RANDOM_PROOFS
+    verify = Proofs("mindspeed_pp.features.proofs:RANDOM_PROOFS")
 
     @hookimpl(wrapper=True)
     def forward_step(self, session: Any, run: Any) -> Generator[None, Any, Any]:

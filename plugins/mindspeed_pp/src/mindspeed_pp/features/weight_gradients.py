@@ -6,8 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of, hookimpl
-from mindspeed_pp.features.proofs import WEIGHT_GRADIENT_PROOFS
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, dest_of, hookimpl
 from mindspeed_pp.plan import asked_for, asked_rule
 
 OUTPUT_FLAG = "--pipeline-w-output-layer"
@@ -48,7 +47,7 @@ class LaterWeightGradients(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = WEIGHT_GRADIENT_PROOFS
+    verify = Proofs("mindspeed_pp.features.proofs:WEIGHT_GRADIENT_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

@@ -8,6 +8,15 @@ from mindspeed_pp.actions import A, Action, B, F, W
 from mindspeed_pp.rule import Context, schedule
 
 
+@schedule("1f1b", summary="one forward, one backward pass by turns, as megatron-core without interleaving")
+def one_forward_one_backward(c: Context) -> Iterator[list[Action]]:
+    """Yield megatron-core's order (PipeDream-flush, arXiv 2006.09503)."""
+    for r in range(c.p):
+        ahead = min(c.p - r - 1, c.m)
+        steady = [x for i in range(c.m - ahead) for x in (F(r, ahead + i), A(r, i))]
+        yield [F(r, i) for i in range(ahead)] + steady + [A(r, i) for i in range(c.m - ahead, c.m)]
+
+
 def rounds(c: Context) -> list[tuple[int, int]]:
     """Return micro-batch and chunk of every forward pass of a rank: ``p`` micro-batches a chunk at a time."""
     return [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import UserError
@@ -12,7 +14,7 @@ from mindspeed_profile.dump_options import read_options
 _FLAG = "--npu-datadump"
 _TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 _PP2 = ("--pipeline-model-parallel-size", "2")
-_FILES = ("mindspeed_profile.dump_proof:write_config",)
+_FILES = ("mindspeed_profile.features.dump:write_config",)
 _PROOF = (_FLAG, "{files}/dump.json")
 
 
@@ -86,3 +88,9 @@ class DataDump(Feature):
         """Close the files of the dump."""
         dump, self._dump = self._dump, None
         dump.close()
+
+
+def write_config(folder: Path) -> None:
+    """Write ``dump.json``, which dumps two steps into the folder."""
+    content = {"dump_path": str(folder / "datadump"), "step": [0, 1]}
+    (folder / "dump.json").write_text(json.dumps(content), encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -12,8 +11,6 @@ from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import Conflict, Feature, Flag, Resume, Scenario, dest_of, hookimpl
 from mindspeed_profile.options import ANALYSES, EXPORTS, LEVELS, METRICS, ProfileOptions, problems
 from mindspeed_profile.recorder import StepRecorder
-
-logger = logging.getLogger(__name__)
 
 PROFILE_RANKS = Flag(
     "--profile-ranks",
@@ -133,14 +130,14 @@ class Profile(Feature):
             )
         given = [flag for flag in _OF_NPUS if getattr(args, dest_of(flag), None)]
         if given and session.platform.device_type != "npu":
-            logger.warning(
+            _warn(
                 "%s has no effect on %s: torch's profiler writes one trace, which needs no analysis",
                 ", ".join(given),
                 session.platform.name,
             )
         iterations = getattr(args, "train_iters", None)
         if iterations is not None and options.end > iterations:
-            logger.warning(
+            _warn(
                 "--profile-step-end %d lies behind the last step: the trace ends with --train-iters %d",
                 options.end,
                 iterations,
@@ -152,7 +149,7 @@ class Profile(Feature):
         """Say so when a resumed run begins behind the steps to record."""
         end = run.args.profile_step_end
         if run.iteration >= end:
-            logger.warning(
+            _warn(
                 "--profile-step-end %d: the run starts at step %d, nothing will be recorded",
                 end,
                 run.iteration,
@@ -247,3 +244,10 @@ class Profile(Feature):
         from torch.profiler import record_function
 
         return record_function(name)
+
+
+def _warn(message: str, *values: object) -> None:
+    # Listing and planning load declarations without it.
+    from logging import getLogger
+
+    getLogger(__name__).warning(message, *values)

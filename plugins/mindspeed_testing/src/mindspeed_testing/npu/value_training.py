@@ -18,6 +18,7 @@ from mindspeed_core.feature import Scenario
 from mindspeed_megatron.backend_contracts.hccl import HCCL
 from mindspeed_megatron.devices.cann import AUTOLOAD
 from mindspeed_testing.canonical import CanonicalState
+from mindspeed_testing.fork_server import FURTHER_IMPORTS
 from mindspeed_testing.model_flags import training_flags
 from mindspeed_testing.npu.kernels.communicators import communicator_name
 from mindspeed_testing.npu.soc import PRODUCTS
@@ -31,7 +32,7 @@ from mindspeed_testing.training import (
     train_rank,
     train_side,
 )
-from mindspeed_testing.worlds import FURTHER_IMPORTS, run_world
+from mindspeed_testing.worlds import run_world
 
 
 @dataclass(frozen=True)

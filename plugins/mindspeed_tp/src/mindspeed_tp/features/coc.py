@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs
 from mindspeed_tp.coc_config import ALLOWED_PARTS, CoCConfigError, unknown_shapes
 from mindspeed_tp.coc_config import FLAG as CONFIG
 from mindspeed_tp.features.core import PLANNED
 from mindspeed_tp.features.formulas import DENSE
-from mindspeed_tp.features.proofs import COC_PROOFS, MC2_PROOFS
 from mindspeed_tp.options import AUTO, COC, IN_PARTS, MC2, ORIGINAL, REWRITTEN, coc_mode
 
 _COC, _MC2, _TYPE = "--use-ascend-coc", "--use-ascend-mc2", "--comm-overlap-type"
@@ -86,7 +85,7 @@ class ChunkedProducts(Feature):
     affects_checkpoint = False
     formulas = {"bytes_sent": DENSE}
     tuning = {_COC: (False, True), _PARTS: ALLOWED_PARTS}
-    verify = COC_PROOFS
+    verify = Proofs("mindspeed_tp.features.proofs:COC_PROOFS")
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
@@ -168,7 +167,7 @@ class FusedProducts(Feature):
     affects_checkpoint = False
     formulas = {"bytes_sent": DENSE}
     tuning = {_MC2: (False, True)}
-    verify = MC2_PROOFS
+    verify = Proofs("mindspeed_tp.features.proofs:MC2_PROOFS")
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:

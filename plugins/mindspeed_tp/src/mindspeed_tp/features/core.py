@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Feature, Requirement, hookimpl
+from mindspeed_core.feature import Feature, Proofs, Requirement, hookimpl
 from mindspeed_tp.features.formulas import DENSE
-from mindspeed_tp.features.proofs import LINEAR_PROOFS
 from mindspeed_tp.options import GRID, LINEARS, UNEVEN, linear_plans
-from mindspeed_tp.uneven.cut import Cuts
 
 
 class PlannedLinears(Feature):
@@ -26,13 +24,14 @@ class PlannedLinears(Feature):
     deterministic = True
     affects_checkpoint = False
     formulas = {"bytes_sent": DENSE}
-    verify = LINEAR_PROOFS
+    verify = Proofs("mindspeed_tp.features.proofs:LINEAR_PROOFS")
 
     @hookimpl(wrapper=True)
     def build_layer_spec(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Place the linears."""
         spec = yield
         from mindspeed_tp.placement import place_linears
+        from mindspeed_tp.uneven.cut import Cuts
 
         asking = [feature for feature in session.plan.features if feature.name != self.name]
         names = session.plan.names

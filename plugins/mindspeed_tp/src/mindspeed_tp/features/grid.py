@@ -6,10 +6,9 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, dest_of, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, dest_of, hookimpl
 from mindspeed_tp.features.core import PLANNED
 from mindspeed_tp.features.formulas import GRID as GRID_BYTES
-from mindspeed_tp.features.grid_proofs import GRID_PROOFS
 from mindspeed_tp.model_sizes import ModelSizes
 from mindspeed_tp.options import GRID
 from mindspeed_tp.volume import LayerShape, in_words, linears, one_dimensional, table
@@ -70,7 +69,7 @@ class TwoDimensional(Feature):
     affects_checkpoint = False
     formulas = {"bytes_sent": GRID_BYTES}
     tuning = {_FLAG: (False, True)}
-    verify = GRID_PROOFS
+    verify = Proofs("mindspeed_tp.features.grid_proofs:GRID_PROOFS")
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:

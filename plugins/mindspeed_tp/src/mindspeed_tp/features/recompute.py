@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, hookimpl
 from mindspeed_tp.features.core import PLANNED
 from mindspeed_tp.features.formulas import RECOMPUTED
-from mindspeed_tp.features.proofs import RECOMPUTE_PROOFS
 from mindspeed_tp.options import RECOMPUTE
 
 _LEVEL = "--optimize-recomp-communication-level"
@@ -77,7 +76,7 @@ class RecomputeCommunication(Feature):
         "(context_parallel_size * (tensor_model_parallel_size if sequence_parallel else 1))",
     }
     tuning = {_LEVEL: (0, 1, 2)}
-    verify = RECOMPUTE_PROOFS
+    verify = Proofs("mindspeed_tp.features.proofs:RECOMPUTE_PROOFS")
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:

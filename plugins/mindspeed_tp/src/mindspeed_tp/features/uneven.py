@@ -6,10 +6,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, hookimpl
 from mindspeed_tp.features.core import PLANNED
 from mindspeed_tp.features.formulas import UNEVEN as UNEVEN_BYTES
-from mindspeed_tp.features.uneven_proofs import UNEVEN_PROOFS
 from mindspeed_tp.options import GRID, MC2, UNEVEN
 from mindspeed_tp.uneven.cut import Cuts
 
@@ -54,7 +53,7 @@ class UnevenLinears(Feature):
     deterministic = True
     affects_checkpoint = False
     formulas = {"bytes_sent": UNEVEN_BYTES}
-    verify = UNEVEN_PROOFS
+    verify = Proofs("mindspeed_tp.features.uneven_proofs:UNEVEN_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

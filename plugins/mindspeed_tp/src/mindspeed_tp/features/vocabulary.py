@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
-from mindspeed_tp.features.vocabulary_proofs import EMBEDDING_PROOFS, LOSS_PROOFS
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, hookimpl
 from mindspeed_tp.model_sizes import ModelSizes
 from mindspeed_tp.options import UNEVEN
 from mindspeed_tp.uneven.cut import Cuts
@@ -30,7 +29,7 @@ class VocabularyEmbedding(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = EMBEDDING_PROOFS
+    verify = Proofs("mindspeed_tp.features.vocabulary_proofs:EMBEDDING_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
@@ -91,7 +90,7 @@ class ChunkedLoss(Feature):
     deterministic = True
     affects_checkpoint = False
     tuning = {_CHUNKS: (1, 2, 4, 8)}
-    verify = LOSS_PROOFS
+    verify = Proofs("mindspeed_tp.features.vocabulary_proofs:LOSS_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from megatron.core.transformer import ModuleSpec
 
-from mindspeed_megatron.layer_spec import Site, SpecEditor
+from mindspeed_megatron.layer_sites import Site
+from mindspeed_megatron.layer_spec import SpecEditor
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_tp.grid.layers import CoreAttention2D, attention_2d, drawn_apart, layer_2d
 from mindspeed_tp.grid.norms import FinalNorm2D, Norm2D

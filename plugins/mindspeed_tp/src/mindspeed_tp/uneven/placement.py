@@ -11,7 +11,8 @@ from megatron.core.transformer import ModuleSpec
 from torch import Tensor
 
 from mindspeed_core.session import current
-from mindspeed_megatron.layer_spec import Site, SpecEditor
+from mindspeed_megatron.layer_sites import Site
+from mindspeed_megatron.layer_spec import SpecEditor
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_tp.described_layer import DescribesItsLinears
 from mindspeed_tp.linear_function import Communication, How, PlannedLinearFunction

@@ -24,12 +24,11 @@ HOST = HostDeclaration(
         ),
         "mindspeed_megatron.boundary",
         "mindspeed_megatron.chunk_places",
-        "mindspeed_megatron.batch_fields",
         "mindspeed_megatron.token_losses",
         "mindspeed_megatron.model_state",
         "mindspeed_core.hooks.defaults",
     ),
-    on_demand=_HERE + "patch_table:patches_for",
+    on_demand=_HERE + "needed_patches:patches_for",
     doctor=_HERE + "checkout:findings",
     notes="mindspeed_megatron.expert_notes:notes",
 )

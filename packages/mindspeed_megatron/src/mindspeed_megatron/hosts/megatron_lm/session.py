@@ -19,7 +19,7 @@ from mindspeed_megatron.environment import restore_attention_choice, set_device_
 from mindspeed_megatron.flag_notes import lines
 from mindspeed_megatron.hosts.megatron_lm import HOST, NAME
 from mindspeed_megatron.hosts.megatron_lm.dry_run import accounts, shorten
-from mindspeed_megatron.hosts.megatron_lm.patch_table import needed
+from mindspeed_megatron.hosts.megatron_lm.needed_patches import needed
 from mindspeed_megatron.hosts.megatron_lm.without_te import TE_AND_APEX, apply_defaults, installed
 
 if TYPE_CHECKING:

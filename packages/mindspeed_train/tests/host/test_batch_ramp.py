@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed_megatron.batch_ramp import ramped_batch_size
+from mindspeed_train.arguments.run_length import ramped_batch_size
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,163 @@
+"""The page of versions and builds that are known to work, from records of touch points and contracts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from packaging.specifiers import SpecifierSet
+from tables import code, codes, table
+
+from mindspeed_core import __version__
+from mindspeed_core.hooks import API_VERSION
+from mindspeed_core.registry import Registry
+from mindspeed_megatron.config_flags import EXCLUDED
+from mindspeed_megatron.corrections import CORRECTIONS
+from mindspeed_megatron.doctor.supported_versions import (
+    NPU_CANN,
+    NPU_PYTHON,
+    NPU_WITHOUT_CANN,
+    PYTHON,
+    TABLE,
+    TRIALS,
+    same_release,
+)
+from mindspeed_megatron.touch_points.changes import changes
+from mindspeed_megatron.touch_points.record import index, known_uses, known_version
+
+
+def compatibility_page(registry: Registry) -> str:
+    """The table of versions."""
+    lines = [
+        "# Compatibility",
+        "",
+        f"mindspeed-core {__version__}: Python {code(PYTHON)}, hook interface {API_VERSION}.",
+        "",
+        *table(
+            ("distribution", "works with", "tested with", "needed"),
+            (
+                (
+                    code(row.distribution),
+                    code(row.versions),
+                    ", ".join(row.tested) or "",
+                    f"on platform {row.platform}" if row.platform else "always" if row.required else "",
+                )
+                for row in TABLE
+            ),
+        ),
+        "",
+        "## What was run",
+        "",
+        *table(
+            ("platform", "megatron-core", "torch", "Python", "extent"),
+            ((code(t.platform), t.megatron_core, t.torch, t.python, t.extent) for t in TRIALS),
+        ),
+        "",
+        "Everything else is not tested: no CUDA device, no NPU and no other Python runs the suite. The CUDA",
+        "platform is written against torch's sources and tested with stand-ins for the device; how far the",
+        "NPU platform is tested without an NPU is in [its own page](../npu-conformance.md).",
+        "",
+        "## On an NPU",
+        "",
+        "torch_npu has to be of torch's version and made for the CANN of the machine. The builds that its",
+        "authors publish for each pair; where nothing stands they state none. Every call of torch_npu in the",
+        "core and in the plugins was compared with the schemas and sources of each of these builds; kernels",
+        "that a build lacks stand down there (`mindspeed-features ops` says which and why).",
+        "",
+        *table(
+            ("torch", "Python", *(f"CANN {cann}" for cann in NPU_CANN)),
+            (
+                (torch, python, *(npu_build(torch, builds) for builds in NPU_CANN.values()))
+                for torch, python in NPU_PYTHON.items()
+            ),
+        ),
+        "",
+        "Of these builds their authors do not state a CANN; every call was compared with them too: "
+        + codes(NPU_WITHOUT_CANN)
+        + ".",
+        "",
+        *touch_point_section(),
+        "",
+        *correction_section(),
+        "",
+        *field_section(),
+        "",
+        "## What to do about a difference",
+        "",
+        "`mindspeed-features doctor` compares what is installed with the first table and says how to mend a",
+        "difference. A plugin states its own requirements in its package metadata and in `packages` of each",
+        "feature; the plan refuses a feature whose requirement is not met.",
+    ]
+    return "\n".join(lines)
+
+
+def touch_point_section() -> list[str]:
+    """Count what the project relies on in each recorded megatron-core."""
+    _, uses = known_uses()
+    rows, before = [], None
+    for version in index():
+        known = known_version(version).symbols
+        changed = "" if before is None else str(len(changes(uses, before, known.get)))
+        rows.append((version, str(len(known)), changed))
+        before = known
+    return [
+        "## Touch points",
+        "",
+        "Every symbol of megatron-core that the core or a plugin imports, calls, subclasses, reads or",
+        f"patches: {len(uses)} of them. `nox -s touch_points` reads the wheels of these versions and records",
+        "for each symbol whether it is there, what it takes, and the source of what is replaced. A version",
+        "that is in no record is compared with the nearest one: `mindspeed-features doctor` names what",
+        "changed, a training warns and goes on unless it uses something that changed, and",
+        "`--strict-versions` refuses what was not tested.",
+        "",
+        *table(("megatron-core", "touch points it has", "changed since the row above"), rows),
+    ]
+
+
+def correction_section() -> list[str]:
+    """List the faults of megatron-core that are corrected, each with the versions that have it."""
+    rows = [
+        (code(one.function.removeprefix("megatron.core.")), code(one.versions), one.fault, code(one.module))
+        for one in CORRECTIONS.values()
+    ]
+    return [
+        "## Corrections of megatron-core",
+        "",
+        "A test fails when a recorded version has another source, so that a correction ends with its fault.",
+        "",
+        *table(("function", "versions with the fault", "fault", "corrected in"), rows),
+    ]
+
+
+def field_section() -> list[str]:
+    """List the fields that newer configuration classes have, and what becomes of them."""
+    classes = {
+        "megatron.core.transformer.MLATransformerConfig": "model",
+        "megatron.core.optimizer.OptimizerConfig": "optimizer",
+        "megatron.core.distributed.DistributedDataParallelConfig": "data parallelism",
+    }
+    known: dict[str, set[str]] = {}
+    rows = []
+    older = SpecifierSet("<0.17")
+    for version in dict.fromkeys(index().values()):
+        for name, kind in classes.items():
+            symbol = known_version(version).symbols.get(name)
+            fields = symbol.fields if symbol is not None else ()
+            seen = known.setdefault(name, set())
+            rows += [
+                (code(field), kind, version, EXCLUDED.get(field, "a flag, made from the field"))
+                for field in fields
+                if field not in seen and version not in older
+            ]
+            seen.update(fields)
+    return [
+        "## Fields of newer versions",
+        "",
+        "Flags are made from the fields of the installed megatron-core; a field that is none says why.",
+        "",
+        *table(("field", "of", "since", "on the command line"), rows),
+    ]
+
+
+def npu_build(torch: str, builds: Sequence[str]) -> str:
+    """The torch_npu of a CANN release that belongs to a torch release; empty when there is none."""
+    return codes(build for build in builds if same_release(build, torch))
