@@ -199,3 +199,20 @@ def test_the_program_starts_as_many_processes_as_the_sizes_need(folder, printed)
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == printed[0]["plain"][1]
+
+
+def test_machines_need_not_share_the_file_of_answers(folder, tmp_path):
+    """The first machine has one answer of three, the second has no file."""
+    for name in ("machine0", "machine1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "prompts.txt").write_text("it saw\u2028a dog\nthe cat\nand it ran\n")
+    answers = tmp_path / "machine0" / "answers.jsonl"
+    answers.write_text('{"id": "0", "text": "from before"}\n')
+    line = ["--prompt-file", "prompts.txt", "--output", "answers.jsonl", "--resume", "--tp", "2"]
+    line += ["--max-new-tokens", "3", "--batch-size", "1"]
+    results = run_world("generation_runs:on_machines_of_their_own", 2, str(folder), str(tmp_path), line)
+    assert [status for status, _ in results] == [0, 0], results
+    found = [json.loads(each) for each in answers.read_text().splitlines()]
+    assert [each["id"] for each in found] == ["0", "1", "2"]
+    assert found[0]["text"] == "from before"
+    assert not (tmp_path / "machine1" / "answers.jsonl").exists()
