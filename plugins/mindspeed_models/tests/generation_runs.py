@@ -168,6 +168,9 @@ def between_steps(
                     found["tokens"].append(model.generate(prompts, detokenize=False, max_new_tokens=12))
                 found["same state"] = torch.equal(before, torch.get_rng_state())
                 found["trains"] = all(module.training for module in run.model[0].modules())
+                found["replaced"] = [
+                    name for name, module in run.model[0].named_modules() if "forward" in vars(module)
+                ]
         if save is not None:
             session.call("save_checkpoint", run=run, reason="end")
         teardown(session)

@@ -33,6 +33,7 @@ def test_a_training_goes_on_as_if_nothing_had_been_generated(folder, course):
     assert found["losses"] == plain["losses"]
     assert found["same state"]
     assert found["trains"]
+    assert found["replaced"] == []
     assert found["tokens"][0] != found["tokens"][1]
 
 

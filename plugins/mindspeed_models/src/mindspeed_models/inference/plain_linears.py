@@ -1,7 +1,7 @@
 """Linears of one rank without what training needs of them, while a model is only asked.
 
-megatron-core's linears call functions of their own for the gradient of each product, which takes a fifth of the
-time of a token on a CPU. A linear that shares nothing with other ranks is the product alone.
+megatron-core's linears call functions of their own for the gradient of each product, which takes a fifth of
+a token's time on a CPU. A linear that shares nothing with other ranks is the product alone.
 """
 
 from __future__ import annotations
