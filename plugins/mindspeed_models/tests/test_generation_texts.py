@@ -151,7 +151,7 @@ def test_answers_are_written_one_a_line_and_never_twice(printed, found):
         ("beams", "--num-beams 0: is no number of beams"),
         ("no folder", "is no folder; name a checkpoint or a Hugging Face folder"),
         ("split", "--context-parallel-size"),
-        ("other tokenizer", "ids, the model has 4"),
+        ("other tokenizer", "ids, the model has 512; leave it out"),
     ],
 )
 def test_a_command_line_that_cannot_work_is_one_sentence(printed, name, words):
