@@ -5,9 +5,8 @@ family=${1:-llama2}
 work=${2:-work}
 here=$(cd "$(dirname "$0")" && pwd)
 python "$here/texts.py" "$work"
-for step in convert preprocess pretrain finetune lora merge generate evaluate export; do
+for step in convert preprocess pretrain finetune lora merge export; do
     echo "== $step"
     mindspeed-models run "tiny-$family" "$step" --work-dir "$work" --platform cpu --nproc 2 \
-        --corpus "$work/texts.jsonl" --instructions "$work/questions.jsonl" \
-        --prompts "$work/prompts.jsonl" --task "boolq=$work/boolq"
+        --corpus "$work/texts.jsonl" --instructions "$work/questions.jsonl"
 done

@@ -1,4 +1,4 @@
-"""Write made-up texts, questions, prompts and a benchmark into a folder."""
+"""Write made-up texts and questions: ``texts.jsonl`` and ``questions.jsonl`` in a folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WORDS = "the cat saw a dog and it ran to its house where nobody had ever been be
 
 
 def main(folder: Path) -> None:
-    """Write all files."""
+    """Write both files."""
     draw = random.Random(7)
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -20,15 +20,7 @@ def main(folder: Path) -> None:
 
     texts = [{"text": words(60)} for _ in range(200)]
     questions = [{"instruction": words(5), "input": "", "output": words(4)} for _ in range(64)]
-    prompts = [{"prompt": words(3)} for _ in range(4)]
-    asked = [{"passage": words(20), "question": words(4), "answer": number % 2 == 0} for number in range(8)]
-    (folder / "boolq").mkdir(exist_ok=True)
-    for name, records in (
-        ("texts", texts),
-        ("questions", questions),
-        ("prompts", prompts),
-        ("boolq/dev", asked),
-    ):
+    for name, records in (("texts", texts), ("questions", questions)):
         lines = "".join(json.dumps(record) + "\n" for record in records)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
