@@ -153,6 +153,8 @@ def feature_rows(dist: str, feature: type[Feature], flags: str) -> list[tuple[st
         )
         if value
     ]
+    if feature.checkpoint_as:
+        facts.append(f"checkpoints are those of {code(feature.checkpoint_as)}")
     rows = [
         ("package", code(dist)),
         ("flags", flags),
@@ -167,6 +169,7 @@ def feature_rows(dist: str, feature: type[Feature], flags: str) -> list[tuple[st
         ("hosts", codes(feature.hosts)),
         ("fallback", feature.fallback.reason if feature.fallback else ""),
         ("modes", codes(feature.modes)),
+        ("in other modes", feature.mode_fallback.reason if feature.mode_fallback else ""),
         ("patches", codes(patch.target for patch in feature.patches)),
         ("facts", ", ".join(facts)),
         ("formulas", "<br>".join(f"{name} = {code(text)}" for name, text in feature.formulas.items())),

@@ -98,7 +98,7 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Fallback:
-    """Substitute on a platform that a feature does not support.
+    """Substitute on a platform, or in a mode, that a feature does not support.
 
     Attributes:
         reason: why it cannot run there; printed with the plan.

@@ -286,6 +286,10 @@ class Feature:
     docs: ClassVar[str] = ""
     """``"package:relative/path.md"``: the feature's documentation page inside its package."""
     modes: ClassVar[Sequence[str]] = ("train", "inference")
+    """Modes of sessions in which it has a part. Attention names ``inference`` only where it computes with a
+    cache of keys."""
+    mode_fallback: ClassVar[Fallback | None] = None
+    """What computes in a mode that is not among ``modes``, and why; None: the feature has no effect there."""
     trains_nothing: ClassVar[str] = ""
     """Why it carries no proof: one sentence that says what it does in the place of a training. Such a feature
     implements ``prepare_process`` alone, and ends the program there."""

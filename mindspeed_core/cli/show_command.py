@@ -227,6 +227,12 @@ def _elsewhere(feature: type[Feature]) -> list[str]:
     if feature.fallback is not None:
         taken = f"{feature.fallback.feature} takes over" if feature.fallback.feature else "it is left out"
         lines.append(f"on other platforms {taken}: {feature.fallback.reason}")
+    if feature.mode_fallback is not None:
+        other = feature.mode_fallback.feature
+        lines.append(
+            f"in other modes {f'{other} takes over' if other else 'it is left out'}: "
+            f"{feature.mode_fallback.reason}"
+        )
     lines += [f"takes over from {taken.feature}: {taken.reason}" for taken in feature.takes_over]
     return lines
 
@@ -294,7 +300,10 @@ def _facts(feature: type[Feature]) -> list[str]:
         ("deterministic", feature.deterministic),
         ("changes what a checkpoint needs to be read", feature.affects_checkpoint),
     )
-    return [f"{text}: {'yes' if value else 'no'}" for text, value in facts if value is not None]
+    found = [f"{text}: {'yes' if value else 'no'}" for text, value in facts if value is not None]
+    if feature.checkpoint_as:
+        found.append(f"checkpoints are those of {feature.checkpoint_as}; each reads the other's")
+    return found
 
 
 def _print_page(feature: type[Feature]) -> None:

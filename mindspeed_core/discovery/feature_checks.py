@@ -95,8 +95,10 @@ def check_feature(feature: Any) -> list[str]:
         ]
     if not isinstance(feature.trains_nothing, str):
         problems.append(f"trains_nothing: {feature.trains_nothing!r} is no sentence")
-    if feature.fallback is not None and not isinstance(feature.fallback, Fallback):
-        problems.append(f"fallback: {feature.fallback!r} is not a Fallback")
+    for attribute in ("fallback", "mode_fallback"):
+        value = getattr(feature, attribute)
+        if value is not None and not isinstance(value, Fallback):
+            problems.append(f"{attribute}: {value!r} is not a Fallback")
     problems += _formula_problems(feature)
     hooks = feature.hooks()
     for klass in feature.__mro__[:-1]:

@@ -75,10 +75,7 @@ class Selection:
             )
             return False
         if self.request.mode not in cls.modes:
-            self.held[name] = HeldBack(
-                name, f"it has no effect in mode {self.request.mode}", flag, "nothing; the flag is ignored"
-            )
-            return False
+            return self._left_to_another_mode(name, cls, flag)
         if not self.request.kinds & {*cls.platforms}:
             return self._fall_back(name, cls, flag)
         try:
@@ -124,11 +121,26 @@ class Selection:
         other = cls.fallback.feature
         remedy = f"nothing; {other} takes over" if other else f"nothing; it runs on: {supported}"
         self.held[name] = HeldBack(name, cls.fallback.reason, flag, remedy)
-        if other:
-            if other not in self.classes:
-                self._missing(name, other, f"it takes over on platform {self.request.platform}")
-            else:
-                self._activate(other, f"fallback of {name}")
+        return self._let_take_over(name, other, f"on platform {self.request.platform}")
+
+    def _left_to_another_mode(self, name: str, cls: type[Feature], flag: str) -> bool:
+        """Hold a feature back in a mode that is not its own, and let the one that it names compute."""
+        mode, other = self.request.mode, cls.mode_fallback
+        if other is None:
+            self.held[name] = HeldBack(
+                name, f"it has no effect in mode {mode}", flag, "nothing; the flag is ignored"
+            )
+            return False
+        remedy = f"nothing; {other.feature} takes over" if other.feature else "nothing; it is left out"
+        self.held[name] = HeldBack(name, f"not in mode {mode}: {other.reason}", flag, remedy)
+        return self._let_take_over(name, other.feature, f"in mode {mode}")
+
+    def _let_take_over(self, name: str, other: str, where: str) -> bool:
+        """Activate what takes over for a feature, if anything does; return False."""
+        if other and other not in self.classes:
+            self._missing(name, other, f"it takes over {where}")
+        elif other:
+            self._activate(other, f"fallback of {name}")
         return False
 
     def _missing(self, name: str, wanted: str, reason: str) -> None:

@@ -16,6 +16,9 @@ slots = ("norm",)
 packages = ("torch_npu>=2.6; platform == 'npu'",)
 platforms = ("cpu",)
 fallback = Fallback("has no kernel there", feature="thing-b")
+modes = ("train",)
+mode_fallback = Fallback("needs whole sequences", feature="thing-b")
+checkpoint_as = "thing-b"
 patches = (Patch("torch:nowhere", "pack_a.x:y", "has no other way", versions="torch>=2.6"),)
 verify = (
     Scenario("halves", flags=("--thing-a",), world_size=2, tolerance=0.0, gains=(Gain("peak_bytes", 0.5),)),
@@ -58,6 +61,8 @@ def test_everything_that_is_declared_is_shown(features, install):
         "thing-b: old",
         "torch_npu>=2.6; platform == 'npu'",
         "on other platforms thing-b takes over: has no kernel there",
+        "in other modes thing-b takes over: needs whole sequences",
+        "checkpoints are those of thing-b; each reads the other's",
         "replace torch:nowhere (torch>=2.6): has no other way",
         "proofs    3 proofs on 1 to 2 ranks, 1 bit for bit, the others within 1e-05",
         "deterministic: yes",

@@ -261,6 +261,32 @@ def test_a_fallback_without_a_feature_leaves_it_out():
     assert (made.names, made.held_back[0].name) == ((), "a")
 
 
+def in_inference(line, *classes):
+    return plan(line, *classes, mode="inference")
+
+
+def test_a_feature_of_another_mode_has_no_effect():
+    (held,) = in_inference("--a", feature("a", modes=("train",))).held_back
+    assert held.reason == "it has no effect in mode inference"
+
+
+def test_a_fallback_takes_over_in_a_mode_that_is_not_the_features():
+    instead = Fallback("one token cannot be shared", feature="b")
+    a = feature("a", modes=("train",), mode_fallback=instead)
+    made = in_inference("--a", a, feature("b"))
+    assert [(f.name, f.why) for f in made.features] == [("b", "fallback of a")]
+    (held,) = made.held_back
+    assert held.reason == "not in mode inference: one token cannot be shared"
+    assert (held.flag, held.remedy) == ("--a", "nothing; b takes over")
+    assert plan("--a", a, feature("b")).names == ("a",)
+
+
+def test_a_fallback_of_a_mode_without_a_feature_leaves_it_out_with_its_reason():
+    a = feature("a", modes=("train",), mode_fallback=Fallback("one token cannot be shared"))
+    (held,) = in_inference("--a", a).held_back
+    assert (held.name, held.remedy) == ("a", "nothing; it is left out")
+
+
 def test_a_feature_takes_over_what_it_does_as_well():
     def refuses(cls, args):
         return ["not beside b"]

@@ -293,6 +293,29 @@ def test_sparse_modes_of_the_flags_reach_the_operator():
     torch.testing.assert_close(near(query, key, value, None), expected)
 
 
+@pytest.mark.parametrize("mode", [0, 4, 7, 8])
+@pytest.mark.parametrize("cached", [7, 11])
+def test_a_band_holds_for_tokens_behind_cached_keys(mode, cached):
+    query, key, value = tensors()
+    options = AttentionOptions(sparse_mode=mode, pre_tokens=3)
+    band = core(FusedCoreAttention, config(), options=options).eval()
+    expected = core(FusedCoreAttention, config(window_size=(3, 0)))(query, key, value, None)
+    # megatron-core says no_mask for a token, and gives a mask of later keys for several.
+    later = torch.ones(12, 12, dtype=torch.bool).triu(1)[None, None, cached:]
+    kind = AttnMaskType.no_mask if cached == 11 else None
+    mask = None if cached == 11 else later
+    found = band(query[cached:], key, value, mask, attn_mask_type=kind)
+    torch.testing.assert_close(found, expected[cached:])
+
+
+def test_a_model_that_looks_both_ways_has_no_band_without_a_cause(groups, tracker):
+    inputs = tensors()
+    options = AttentionOptions(sparse_mode=4, pre_tokens=3)
+    both = core(FusedCoreAttention, config(), options=options, attn_mask_type=AttnMaskType.no_mask).eval()
+    plain = core(DotProductAttention, config(), attn_mask_type=AttnMaskType.no_mask)
+    torch.testing.assert_close(both(*inputs, None), plain(*inputs, None))
+
+
 def test_narrower_values_of_latent_attention_give_a_narrower_context():
     query, key, value = tensors()
     module = core(FusedCoreAttention, config(), k_channels=8, v_channels=4)

@@ -101,9 +101,16 @@ class FakeModel:
                 if request.settings.logprobs is None
                 else [math.log(chance(ids[at][: n + 1])) for n in range(len(ids[at]))],
                 len(request.prompt),
+                [self._likeliest(token, request.settings.logprobs) for token in ids[at]]
+                if request.settings.logprobs
+                else None,
             )
             for at, request in enumerate(requests)
         ]
+
+    def _likeliest(self, token: int, count: int) -> dict[int, float]:
+        """Return so many tokens from the one before ``token``, the likeliest first."""
+        return {(token - 1 + more) % self.vocab_size: -1.0 - more for more in range(count)}
 
     def score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
         """Score continuations by their ids."""

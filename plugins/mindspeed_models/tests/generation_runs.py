@@ -168,6 +168,9 @@ def between_steps(
                     found["tokens"].append(model.generate(prompts, detokenize=False, max_new_tokens=12))
                 found["same state"] = torch.equal(before, torch.get_rng_state())
                 found["trains"] = all(module.training for module in run.model[0].modules())
+                found["replaced"] = [
+                    name for name, module in run.model[0].named_modules() if "forward" in vars(module)
+                ]
         if save is not None:
             session.call("save_checkpoint", run=run, reason="end")
         teardown(session)
@@ -260,8 +263,6 @@ def of_the_readme(folder: str) -> list[str]:
 
 def with_learned_positions(prompts: list[list[int]]) -> tuple[Any, Any, Any]:
     """Continue texts of a model with learned positions: in one batch, each alone, and without a cache."""
-    import torch
-
     from mindspeed_core.activation import prepare
     from mindspeed_models.inference.model import generating
     from mindspeed_testing.model_flags import training_flags
@@ -274,14 +275,48 @@ def with_learned_positions(prompts: list[list[int]]) -> tuple[Any, Any, Any]:
         with generating(run) as model:
             together = model.generate(prompts, **settings)
             alone = [model.generate(prompt, **settings) for prompt in prompts]
-        plain = []
-        for prompt in prompts:
-            tokens = list(prompt)
-            with torch.no_grad():
-                for _ in range(8):
-                    ids = torch.tensor([tokens])
-                    logits = run.model[0](ids, torch.arange(len(tokens))[None], None)
-                    tokens.append(int(logits[0, -1].argmax()))
-            plain.append(tokens[len(prompt) :])
+        plain = [recomputed(run.model[0], prompt, 8, model.vocab_size) for prompt in prompts]
         teardown(session)
     return together, alone, plain
+
+
+def with_and_without_a_cache(
+    folder: str, options: dict[str, Any], prompts: list[list[int]]
+) -> list[tuple[Any, Any, Any]]:
+    """Continue texts in one batch, each alone, and computing every token anew."""
+    from mindspeed_models import load
+
+    settings = {"detokenize": False, "max_new_tokens": 10, "eos_token_id": []}
+    with load(folder, **options) as model:
+        together = model.generate(prompts, **settings)
+        alone = [model.generate(prompt, **settings) for prompt in prompts]
+        plain = [recomputed(model.run.model[0], prompt, 10, model.vocab_size) for prompt in prompts]
+    return [(together, alone, plain)]
+
+
+def recomputed(chunk: Any, prompt: list[int], count: int, vocabulary: int) -> list[int]:
+    """Return the likeliest tokens, each from a pass over the whole text."""
+    import torch
+
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            ids = torch.tensor([tokens])
+            logits = chunk(ids, torch.arange(len(tokens))[None], None, runtime_gather_output=True)
+            tokens.append(int(logits[0, -1, :vocabulary].argmax()))
+    return tokens[len(prompt) :]
+
+
+def on_machines_of_their_own(folder: str, root: str, line: list[str]) -> tuple[int, str]:
+    """Run a line in a folder that the other rank does not see; return its status and its messages."""
+    import os
+    from pathlib import Path
+
+    import torch.distributed as dist
+
+    rank = int(os.environ["RANK"])
+    here = Path(root) / f"machine{rank}"
+    os.chdir(here)
+    ((status, _, messages),) = commands([["generate", "--load", folder, *line]])
+    assert not dist.is_initialized()
+    return status, messages

@@ -33,21 +33,25 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def of_lm_eval(folder, root):
-    """Answers of lm-eval's Hugging Face model to the same questions."""
+    return answers_of_lm_eval("llama", folder, root)
+
+
+def answers_of_lm_eval(name, folder, root):
+    """Return the answers of lm-eval's Hugging Face model to the same questions."""
     from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    model = HFLM(pretrained=oracle("llama", **SIZES), tokenizer=tokenizer, batch_size=1, device="cpu")
+    model = HFLM(pretrained=oracle(name, **SIZES), tokenizer=tokenizer, batch_size=1, device="cpu")
     options = TaskOptions(new_tokens=NEW, run=lambda program: (False, ""))
     answers = {}
-    for name, write in ALL.items():
-        questions = load_questions(TASKS[name], write(root), options)
+    for task, write in ALL.items():
+        questions = load_questions(TASKS[task], write(root), options)
         subjects = by_subject(questions.items)
         tasks = {subject: _task(subject, questions, items, {}) for subject, items in subjects.items()}
         found = evaluate(model, tasks, bootstrap_iters=0, confirm_run_unsafe_code=True)
-        answers[name] = [
+        answers[task] = [
             [each[0] for each in entry["resps"]]
             for subject in subjects
             for entry in sorted(found["samples"][subject], key=lambda entry: entry["doc_id"])
@@ -55,18 +59,46 @@ def of_lm_eval(folder, root):
     return answers
 
 
-@pytest.mark.parametrize(("ranks", "options"), [(1, {}), (2, {"tp": 2}), (2, {"pp": 2})])
+def pairs_of(found, expected):
+    """Yield each answer with the one that is expected."""
+    assert list(found) == list(expected) == list(ALL)
+    for name, answers in expected.items():
+        for ours, theirs in zip(found[name], answers, strict=True):
+            yield from zip(ours, theirs, strict=True)
+
+
+def same(found, expected):
+    for one, other in pairs_of(found, expected):
+        if isinstance(other, str):
+            assert one == other
+        else:
+            assert one[0] == pytest.approx(other[0], abs=1e-4)
+            assert one[1] == other[1]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"), [(1, {}), (2, {}), (2, {"tp": 2}), (2, {"pp": 2})], ids=["1", "dp2", "tp2", "pp2"]
+)
 def test_answers_are_those_of_lm_evals_own_model(folder, root, of_lm_eval, ranks, options):
-    found = run_world(evaluated, ranks, str(folder), str(root), options, NEW)[0]
-    assert list(found) == list(of_lm_eval) == list(ALL)
-    for name, expected in of_lm_eval.items():
-        for ours, theirs in zip(found[name], expected, strict=True):
-            for one, other in zip(ours, theirs, strict=True):
-                if isinstance(other, str):
-                    assert one == other
-                else:
-                    assert one[0] == pytest.approx(other[0], abs=1e-4)
-                    assert one[1] == other[1]
+    same(run_world(evaluated, ranks, str(folder), str(root), options, NEW)[0], of_lm_eval)
+
+
+def test_experts_on_two_ranks_answer_as_lm_evals_own_model(root, tmp_path):
+    make("qwen3-moe", tmp_path / "model", **SIZES)
+    folder = write_tokenizer(tmp_path / "model")
+    options = {"ep": 2, "flags": ("--moe-token-dispatcher-type", "alltoall")}
+    found = run_world(evaluated, 2, str(folder), str(root), options, NEW)[0]
+    same(found, answers_of_lm_eval("qwen3-moe", folder, root))
+
+
+def test_half_precision_gives_nearly_the_same_log_likelihoods(folder, root, of_lm_eval):
+    found = run_world(evaluated, 1, str(folder), str(root), {"flags": ("--bf16",)}, NEW)[0]
+    scores = [(one[0], other[0]) for one, other in pairs_of(found, of_lm_eval) if not isinstance(other, str)]
+    assert len(scores) > 30
+    for one, other in scores:
+        # Three significant digits of each logit.
+        assert one == pytest.approx(other, rel=0.03, abs=0.3)
+    assert any(one != other for one, other in scores)
 
 
 def test_the_seeds_command_line_is_run(folder, root, tmp_path):

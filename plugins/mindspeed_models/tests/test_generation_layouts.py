@@ -1,12 +1,14 @@
 """Generation under layouts, of families, with kernels, and dealt out: the tokens of one process."""
 
 import pytest
-from generation_runs import followed, generations
+from generation_runs import followed, generations, with_and_without_a_cache
 from test_generation import BEAMS, LONG, NEW, PROMPTS, SAMPLING, of_transformers
 from tiny_models import MODELS, make, oracle
 
+from mindspeed_core.registry import Registry
 from mindspeed_testing import run_world
 
+THOROUGH = pytest.mark.thorough
 TP2, PP2, BOTH, EP2 = {"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}, {"ep": 2}
 ROUTED = {"qwen3-moe", "mixtral", "deepseek-v2", "deepseek-v3"}
 CALLS = [
@@ -79,6 +81,59 @@ def test_other_ranks_follow_the_one_that_is_asked(folder, alone):
 def test_features_of_a_training_give_the_same_tokens(folder, alone, flags):
     ((found,),) = run_world(generations, 1, folder("llama"), [{"flags": flags}], CALLS)
     same(found, alone)
+
+
+BAND = ("--use-flash-attn", "--pre-tockens", "3", "--sparse-mode")
+CORES = {
+    "flash-attn": [(*BAND, "4"), (*BAND, "0"), (*BAND, "7"), ("--use-flash-attn", "--window-size", "3,0")],
+    "triangle-attn": [("--triangle-attn", "--triangle-block-size", "2")],
+    "packed-documents": [("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")],
+    "context-parallel": [],
+    "acme-soft-cap": [("--acme-soft-cap", "2")],
+}
+"""Flags of attention whose tokens behind cached keys are those without a cache; none can be split."""
+
+
+def test_every_core_attention_of_a_generation_is_known():
+    """One that is not in the table has to decode with a cache, or to say in its modes that it does not."""
+    installed = {
+        name
+        for name, record in Registry.discover().features.items()
+        if record.dist.startswith("mindspeed-")
+        and not name.startswith("toy-")
+        and "core-attention" in record.cls.slots
+        and "inference" in record.cls.modes
+    }
+    assert installed <= CORES.keys()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(flags, marks=() if "4" in flags or "--reset-position-ids" in flags else THOROUGH)
+        for name in CORES
+        if name in Registry.discover().features
+        for flags in CORES[name]
+    ],
+    ids=" ".join,
+)
+def test_tokens_behind_cached_keys_are_those_without_a_cache(folder, flags):
+    ((found,),) = run_world(with_and_without_a_cache, 1, folder("llama"), {"flags": flags}, PROMPTS[:2])
+    together, alone, plain = found
+    assert together == alone == plain
+
+
+@pytest.mark.thorough
+def test_more_ranks_than_groups_of_keys_give_the_tokens_of_one(folder, alone):
+    for results in run_world(generations, 4, folder("llama"), [{"tp": 4}], CALLS[:3]):
+        assert results == [alone[:3]]
+
+
+@pytest.mark.thorough
+def test_a_grid_of_ranks_is_left_to_one_dimension(folder, alone):
+    grid = {"tp": 4, "flags": ("--tp-2d", "--tp-x", "2", "--tp-y", "2")}
+    for results in run_world(generations, 4, folder("llama"), [grid], CALLS[:1]):
+        assert results == [alone[:1]]
 
 
 @pytest.mark.thorough

@@ -44,6 +44,14 @@ def found(folder):
     return dict(zip(CALLS, results))
 
 
+def larger_tokenizer(root):
+    from mindspeed_train.text.tokenizer import train_tokenizer
+
+    texts = [" ".join(f"word{number}" for number in range(400))] * 3
+    train_tokenizer(texts, 900).save(root / "larger.json")
+    return root / "larger.json"
+
+
 @pytest.fixture(scope="module")
 def printed(folder, tmp_path_factory):
     """Output of command lines, and the file of answers that some of them write."""
@@ -73,6 +81,7 @@ def printed(folder, tmp_path_factory):
         "beams": [*common, "--prompt", "a", "--num-beams", "0"],
         "no folder": ["generate", "--load", str(root / "none"), "--prompt", "a"],
         "split": [*common, "--prompt", "a", "--context-parallel-size", "2"],
+        "other tokenizer": [*common, "--prompt", "a", "--tokenizer-model", str(larger_tokenizer(root))],
     }
     (found,) = run_world(commands, 1, list(lines.values()))
     return dict(zip(lines, found)), [json.loads(line) for line in answers.read_text().splitlines()]
@@ -142,6 +151,7 @@ def test_answers_are_written_one_a_line_and_never_twice(printed, found):
         ("beams", "--num-beams 0: is no number of beams"),
         ("no folder", "is no folder; name a checkpoint or a Hugging Face folder"),
         ("split", "--context-parallel-size"),
+        ("other tokenizer", "ids, the model has 512; leave it out"),
     ],
 )
 def test_a_command_line_that_cannot_work_is_one_sentence(printed, name, words):
@@ -199,3 +209,48 @@ def test_the_program_starts_as_many_processes_as_the_sizes_need(folder, printed)
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == printed[0]["plain"][1]
+
+
+def test_machines_need_not_share_the_file_of_answers(folder, tmp_path):
+    """The first machine has one answer of three, the second has no file."""
+    for name in ("machine0", "machine1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "prompts.txt").write_text("it saw\u2028a dog\nthe cat\nand it ran\n")
+    answers = tmp_path / "machine0" / "answers.jsonl"
+    answers.write_text('{"id": "0", "text": "from before"}\n')
+    line = ["--prompt-file", "prompts.txt", "--output", "answers.jsonl", "--resume", "--tp", "2"]
+    line += ["--max-new-tokens", "3", "--batch-size", "1"]
+    results = run_world("generation_runs:on_machines_of_their_own", 2, str(folder), str(tmp_path), line)
+    assert [status for status, _ in results] == [0, 0], results
+    found = [json.loads(each) for each in answers.read_text().splitlines()]
+    assert [each["id"] for each in found] == ["0", "1", "2"]
+    assert found[0]["text"] == "from before"
+    assert not (tmp_path / "machine1" / "answers.jsonl").exists()
+
+
+@pytest.mark.thorough
+def test_ctrl_c_ends_all_ranks_in_the_middle_of_an_answer(folder):
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    line = ["generate", "--load", str(folder), "--prompt", TEXT, "--max-new-tokens", "100", "--tp", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mindspeed_models.program", *line, "--stream", "--eos-token-id", "399"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout.read(1)
+        os.killpg(process.pid, signal.SIGINT)
+        _, messages = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, messages
+    assert "Traceback" not in messages
+    # Nobody of the group is left.
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)

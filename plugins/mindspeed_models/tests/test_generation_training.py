@@ -33,6 +33,7 @@ def test_a_training_goes_on_as_if_nothing_had_been_generated(folder, course):
     assert found["losses"] == plain["losses"]
     assert found["same state"]
     assert found["trains"]
+    assert found["replaced"] == []
     assert found["tokens"][0] != found["tokens"][1]
 
 
@@ -84,8 +85,13 @@ def test_one_rank_and_two_of_a_training_generate_alike(folder):
         (["--tensor-model-parallel-size", "2", "--sequence-parallel"], "has one token, which ranks cannot"),
         (
             ["--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1"],
-            "2 chunks of the model",
+            "2 chunks of the model.*load the checkpoint without virtual stages",
         ),
+        (
+            ["--tensor-model-parallel-size", "2", "--tp-2d", "--tp-x", "2"],
+            "--tp-2d: a step of decoding has one token",
+        ),
+        (["--reset-attention-mask"], "leave --reset-attention-mask and --fix-sub-seq-length out where text"),
     ],
 )
 def test_a_training_that_cannot_generate_says_why(folder, flags, words):

@@ -21,7 +21,8 @@ def refused(capsys, *words):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_every_step_is_a_script_that_a_shell_reads(capsys, tmp_path, step):
-    sources = ("--corpus", "texts.jsonl", "--instructions", "it's.json")
+    sources = ("--corpus", "texts.jsonl", "--instructions", "it's.json", "--prompts", "it's.txt")
+    sources += ("--task", "boolq=data/boolq")
     script = printed(capsys, "tiny-llama2", step, "--work-dir", str(tmp_path / "my work"), *sources)
     assert script.startswith("#!/usr/bin/env bash\nset -euo pipefail\nmindspeed-")
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
@@ -34,7 +35,9 @@ def test_a_chain_leads_from_folder_to_folder(capsys, tmp_path):
     words = {
         step: shlex.split(
             printed(
-                capsys, "llama2-7b", step, "--work-dir", work, "--corpus", "a", "--hf-dir", "hub"
+                capsys,
+                *("llama2-7b", step, "--work-dir", work, "--corpus", "a", "--hf-dir", "hub"),
+                *("--prompts", "b", "--task", "boolq=c"),
             ).replace("\\\n", " ")
         )
         for step in STEPS
@@ -51,7 +54,10 @@ def test_a_chain_leads_from_folder_to_folder(capsys, tmp_path):
         value("finetune", "--save"),
         value("lora", "--save"),
     )
-    assert value("export", "--load") == value("merge", "--save")
+    trained = value("merge", "--save")
+    assert value("export", "--load") == value("generate", "--load") == value("evaluate", "--load") == trained
+    assert value("generate", "--nproc") == value("evaluate", "--nproc") == "8"
+    assert (value("generate", "--prompt-file"), value("evaluate", "--task-data-path")) == ("b", "boolq=c")
     assert value("lora", "--nproc") == "8"
     assert value("lora", "--tokenizer-model") == "hub"
 
@@ -63,6 +69,21 @@ def test_several_machines_start_torchrun(capsys, tmp_path):
     assert "--platform npu" in script
     assert "--nproc 8" not in script
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_several_machines_ask_a_model_by_its_own_program(capsys, tmp_path):
+    flags = ("--work-dir", str(tmp_path), "--devices", "16", "--nproc", "8", "--prompts", "texts.txt")
+    script = printed(capsys, "llama2-70b", "generate", *flags)
+    assert "-m mindspeed_models.program generate" in script
+    assert "--nproc 8" not in script
+
+
+def test_a_prompt_of_the_command_line_is_shown_and_not_written(capsys, tmp_path):
+    words = ("tiny-llama2", "generate", "--work-dir", str(tmp_path), "--print", "--", "--prompt", "it saw")
+    assert main(["run", *words]) == 0
+    script = capsys.readouterr().out
+    assert script.endswith("--prompt 'it saw'\n")
+    assert "--output" not in script
 
 
 def test_further_flags_come_last_and_win(capsys, tmp_path):
@@ -79,6 +100,9 @@ def test_further_flags_come_last_and_win(capsys, tmp_path):
         (("llama2-70b", "pretrain", "--nproc", "8"), "need at least 32 devices"),
         (("llama2-70b", "pretrain", "--devices", "32", "--nproc", "5"), "is no multiple of --nproc 5"),
         (("llama2-70b", "pretrain", "--devices", "32"), "write the script with --print"),
+        (("tiny-llama2", "generate"), "there is nothing to continue; name a file of prompts with --prompts"),
+        (("tiny-llama2", "evaluate"), "name a benchmark with its data by --task NAME=PATH"),
+        (("tiny-llama2", "evaluate", "--task", "boolq"), "--task boolq: names no data"),
         (("llama2", "pretrain"), "say which size with --size"),
     ],
 )

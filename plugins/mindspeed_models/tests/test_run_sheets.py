@@ -5,6 +5,8 @@ import pytest
 from mindspeed_core.errors import UserError
 from mindspeed_core.registry import Registry
 from mindspeed_core.validation import check
+from mindspeed_models.evaluation.command import evaluate_command
+from mindspeed_models.inference.generate_command import command as generate_command
 from mindspeed_models.running.config import write_config
 from mindspeed_models.running.sheets import find_sheet, read_sheet, sheet_names, words_of
 from mindspeed_models.running.steps import STEPS, Asked
@@ -46,6 +48,14 @@ def command(folder, name, devices, step):
     return list(STEPS[step].commands(asked)[-1].words)
 
 
+ASKING = [
+    pytest.param(name, devices, step, marks=() if name == "bloom-176b" else pytest.mark.thorough)
+    for name in NAMES
+    for devices in find_sheet(name).devices
+    for step in ("generate", "evaluate")
+]
+
+
 def without_files(words):
     """The words with a tokenizer that needs no file."""
     at = words.index("--tokenizer-type")
@@ -61,6 +71,35 @@ def test_every_family_and_size_of_the_seed_has_a_sheet():
 def test_every_layout_plans(folder, name, devices, step):
     words = without_files(command(folder, name, devices, step))
     checked = check(words, world_size=devices, platform="fake", registry=INSTALLED)
+    assert checked.ok, [str(problem) for problem in checked.problems]
+    assert checked.unread == ()
+
+
+@pytest.mark.parametrize(("name", "devices", "step"), ASKING)
+def test_every_layout_plans_what_asks_the_trained_model(folder, name, devices, step):
+    """Flags that the command has itself are taken away; the host plans the others."""
+    sheet, work = find_sheet(name), folder / name
+    write_config(sheet.model, work / "model", sheet.vocab_size)
+    asked = Asked(
+        sheet=sheet,
+        work=work,
+        nproc=min(devices, 8),
+        devices=devices,
+        prompts=work / "prompts.txt",
+        tasks=("boolq=data",),
+    )
+    program = {"generate": generate_command, "evaluate": evaluate_command}[step]
+    given = program.make_context(step, list(STEPS[step].commands(asked)[-1].words[1:])).params
+    sizes = {name: given[name] for name in ("tp", "pp", "ep")}
+    assert devices % (sizes["tp"] * sizes["pp"]) == 0
+    flags = [word for word in given["flags"] if word != "--tokenizer-model"]
+    flags.remove(str(asked.tokenizer_file))
+    words = [
+        *("--tensor-model-parallel-size", str(sizes["tp"])),
+        *("--pipeline-model-parallel-size", str(sizes["pp"])),
+        *("--tokenizer-type", "NullTokenizer", *flags),
+    ]
+    checked = check(words, world_size=devices, platform="fake", mode="inference", registry=INSTALLED)
     assert checked.ok, [str(problem) for problem in checked.problems]
     assert checked.unread == ()
 

@@ -117,3 +117,31 @@ def test_the_rest_of_the_positions_is_the_limit_of_a_chat(served):
     served.chat("hi")
     asked = served.model.asked[-1]
     assert len(asked.prompt) + asked.settings.max_new_tokens == served.model.max_positions
+
+
+def test_the_likeliest_tokens_in_the_place_of_each_are_told(served):
+    _, body = served.chat("hi", max_tokens=3, logprobs=True, top_logprobs=2)
+    content = body["choices"][0]["logprobs"]["content"]
+    assert [len(each["top_logprobs"]) for each in content] == [2, 2, 2]
+    first = content[0]["top_logprobs"]
+    assert [each["logprob"] for each in first] == [-1.0, -2.0]
+    assert first[1]["token"] == content[0]["token"]
+    _, body = served.complete(prompt="the cat", max_tokens=200, logprobs=1)
+    told = body["choices"][0]["logprobs"]
+    # The one that was asked for, and the one that was chosen, whose last one is a word.
+    assert len(told["top_logprobs"][-1]) == 2
+    assert told["top_logprobs"][-1][told["tokens"][-1]] == told["token_logprobs"][-1]
+
+
+def test_a_part_of_a_character_has_no_bytes(served):
+    _, body = served.chat("hi", max_tokens=200, logprobs=True)
+    content = body["choices"][0]["logprobs"]["content"]
+    parts = [each["bytes"] for each in content if "\ufffd" in each["token"]]
+    assert parts
+    assert set(map(str, parts)) == {"None"}
+
+
+def test_a_stream_ends_with_the_likeliest_tokens(served):
+    _, text = served.chat("hi", max_tokens=3, logprobs=True, top_logprobs=1, stream=True)
+    *_, last, _ = events(text)
+    assert len(last["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 1

@@ -126,7 +126,8 @@ def _correct(session: Session, router: Any) -> None:
     def apply_z_loss(self: Any, logits: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Attach the loss on the size of logits ``[tokens, experts]``."""
         coefficient = self.config.moe_z_loss_coeff
-        if coefficient is None or not (self.training and torch.is_grad_enabled()):
+        # A coefficient of 0 asks for none: what is reported is divided by it.
+        if not coefficient or not (self.training and torch.is_grad_enabled()):
             return logits
         share = coefficient / self.tp_cp_group.size()
         if padding_mask is None:

@@ -114,7 +114,7 @@ def layer_losses(run: Run) -> Losses:
 def _names_of_experts(config: Any) -> list[str]:
     kinds = config.moe_router_load_balancing_type
     names = [_BALANCE[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind in _BALANCE]
-    return names if config.moe_z_loss_coeff is None else [*names, "z_loss"]
+    return [*names, "z_loss"] if config.moe_z_loss_coeff else names
 
 
 def _shares_of_experts(run: Run, names: list[str]) -> list[torch.Tensor]:

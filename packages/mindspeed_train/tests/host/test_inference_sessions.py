@@ -19,8 +19,8 @@ EXPERTS = ("--num-experts", "4", "--moe-router-topk", "2", "--disable-bias-linea
 
 def logits(*flags, mask=None, training=False):
     """Return the logits of a text whose length no rank count divides."""
-    command = training_flags(flags, 1)
-    with prepare(command, host="standalone", mode="inference", platform="cpu") as session:
+    command, mode = training_flags(flags, 1), "train" if training else "inference"
+    with prepare(command, host="standalone", mode=mode, platform="cpu") as session:
         run = loop.setup(session)
         try:
             model = run.model[0].train(training)
@@ -68,8 +68,13 @@ def test_triangle_attention_takes_a_mask_outside_of_training():
     torch.testing.assert_close(logits("--triangle-attn", mask=LATER), plain)
 
 
-def test_documents_of_a_batch_that_nobody_described_are_whole_samples():
-    torch.testing.assert_close(logits("--reset-attention-mask"), logits())
+def test_flags_of_packed_documents_are_left_out_where_each_text_is_one():
+    torch.testing.assert_close(logits("--reset-attention-mask", mask=LATER), logits())
+    args, notes = planned("--reset-attention-mask", "--reset-position-ids", "--fix-sub-seq-length", "8")
+    assert not args.reset_attention_mask
+    assert not args.reset_position_ids
+    assert args.fix_sub_seq_length == -1
+    assert sum("each text of a generation is a document of its own" in note for note in notes) == 3
 
 
 @pytest.mark.parametrize(

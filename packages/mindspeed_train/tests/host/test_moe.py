@@ -121,6 +121,12 @@ def test_balance_losses_are_reported_alike_on_every_layout():
         assert four.losses[name] == pytest.approx(one.losses[name], rel=1e-5)
 
 
+def test_a_z_loss_of_weight_zero_is_none():
+    without = train_side(MOE, 1, 1, gradients=False)
+    zero = train_side((*MOE, "--moe-z-loss-coeff", "0"), 1, 1, initial=without.initial, gradients=False)
+    assert zero.losses == without.losses
+
+
 PER_TOKEN = (
     *MOE,
     *("--calculate-per-token-loss", "--moe-z-loss-coeff", "0.1"),

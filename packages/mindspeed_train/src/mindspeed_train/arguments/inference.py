@@ -16,6 +16,7 @@ from mindspeed_core.flags.presets import DEFAULT
 
 _NO_GRADIENTS = "nothing is trained, so that nothing is saved for backward"
 _NO_STEPS = "there are no training steps to overlap it with"
+_ONE_TEXT = "each text of a generation is a document of its own"
 _IDLE: tuple[tuple[str, Any, str], ...] = (
     ("sequence_parallel", False, "a step of decoding has one token, which ranks cannot share"),
     ("attention_dropout", 0.0, "nothing is dropped outside of training"),
@@ -36,6 +37,9 @@ _IDLE: tuple[tuple[str, Any, str], ...] = (
     ("defer_embedding_wgrad_compute", False, _NO_STEPS),
     ("delay_wgrad_compute", False, _NO_STEPS),
     ("moe_pad_expert_input_to_capacity", False, "experts drop no token of a generation"),
+    ("reset_attention_mask", False, _ONE_TEXT),
+    ("reset_position_ids", False, _ONE_TEXT),
+    ("fix_sub_seq_length", -1, _ONE_TEXT),
     ("num_layers_per_virtual_pipeline_stage", None, "a generation passes each pipeline stage once"),
     ("num_virtual_stages_per_pipeline_rank", None, "a generation passes each pipeline stage once"),
     ("microbatch_group_size_per_vp_stage", None, "a generation passes each pipeline stage once"),

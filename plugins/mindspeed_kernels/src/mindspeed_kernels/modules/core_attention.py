@@ -204,23 +204,38 @@ class FusedCoreAttention(MegatronModule):
     def _visible(self, kind: AttnMaskType, sq: int, sk: int, mask: Tensor | None) -> dict[str, Any]:
         """Return the options that say what queries see."""
         mode = self.options.sparse_mode
-        if mode in (7, 8):
+        if mode in (7, 8) and self.training:
             raise ValueError(f"--sparse-mode {mode} is for packed sequences, but this batch has none; use 2")
+        band = self._own_band(sk)
         if mask is not None:
             if self.window is not None:
                 raise ValueError("--window-size and a mask tensor both say what queries see; drop one")
-            return {"sparse_mode": 1, "atten_mask": mask}
+            hidden = mask if band is None else mask | _outside(*band, sq, sk, mask.device)
+            return {"sparse_mode": 1, "atten_mask": hidden}
         if kind not in _CAUSAL:
             if kind is AttnMaskType.arbitrary:
                 raise ValueError(f"attention of kind {kind} needs a mask tensor")
-            return self._window_of(None, sq, sk) if self.window else {"sparse_mode": 0}
+            if self.window is not None:
+                return self._window_of(None, sq, sk)
+            # A token behind cached keys: megatron-core names no mask, and all keys stand before it.
+            cached = not self.training and self.attn_mask_type in _CAUSAL
+            return self._band(*band) if cached and band is not None else {"sparse_mode": 0}
         if self.window is not None:
             return self._window_of(0, sq, sk)
-        if mode == 4:
-            return self._band(self.options.pre_tokens, self.options.next_tokens)
-        if mode == 0 and self.options.pre_tokens < sk - 1:
-            return self._band(self.options.pre_tokens, min(0, self.options.next_tokens))
+        if band is not None:
+            return self._band(*band)
         return {"sparse_mode": 2 if sq == sk else 3}
+
+    def _own_band(self, sk: int) -> tuple[int, int] | None:
+        """Return how many keys before and behind its own a query sees by the flags; None where all before it.
+
+        Modes 7 and 8 say so of the last and of the first sequence of a pack; outside of training a text is
+        both.
+        """
+        mode, pre, following = self.options.sparse_mode, self.options.pre_tokens, self.options.next_tokens
+        if mode in (4, 7, 8):
+            return pre, following
+        return (pre, min(0, following)) if mode == 0 and pre < sk - 1 else None
 
     def _window_of(self, right: int | None, sq: int, sk: int) -> dict[str, Any]:
         assert self.window is not None
@@ -304,6 +319,13 @@ class FusedCoreAttention(MegatronModule):
         return sharded_tensors(
             state, prefix, axes, sharded_offsets, tp_group=self._tp_group(), metadata=metadata
         )
+
+
+def _outside(before: int, behind: int, sq: int, sk: int, device: torch.device) -> Tensor:
+    """Return the keys outside of a band ``[1, 1, sq, sk]`` bool; the last query stands at the last key."""
+    rows = torch.arange(sk - sq, sk, device=device)
+    distance = rows[:, None] - torch.arange(sk, device=device)
+    return ((distance > before) | (distance < -behind))[None, None]
 
 
 def _sequence_ends(packed: PackedSeqParams, tokens: int, causal: bool) -> tuple[list[int], list[int]]:

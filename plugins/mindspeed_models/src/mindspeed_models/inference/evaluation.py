@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import UserError
+from mindspeed_models.inference.plain_linears import plain_linears
 from mindspeed_models.inference.rotated_keys import rotated_keys
 
 if TYPE_CHECKING:
@@ -41,6 +42,13 @@ def evaluating(run: Run) -> Iterator[None]:
                 f"{flag}: between steps each rank holds a shard of the weights; load the checkpoint for the "
                 "generation"
             )
+    for feature in run.session.plan.features:
+        instead = run.session.registry.features[feature.name].cls.mode_fallback
+        if instead is not None:
+            asked = feature.why if feature.why.startswith("--") else feature.name
+            raise UserError(
+                f"{asked}: {instead.reason}; train without it, or load the checkpoint for the generation"
+            )
     if run.optimizer is not None:
         run.complete_parameters()
     modes = [(module, module.training) for chunk in run.model for module in chunk.modules()]
@@ -54,6 +62,7 @@ def evaluating(run: Run) -> Iterator[None]:
             config.moe_expert_capacity_factor = None
         for chunk in run.model:
             kept.enter_context(rotated_keys(chunk))
+            kept.enter_context(plain_linears(chunk))
         yield
     finally:
         kept.close()

@@ -120,6 +120,10 @@ def command(context: click.Context, **given: Any) -> int:
         batch_size=given["batch_size"],
         chat_template=given["chat_template"],
     ) as model:
+        if not model.leader:
+            # The first rank alone has the file of answers: machines need not share a file system.
+            model.follow()
+            return 0
         _run(model, [each for each in prompts if each.name not in done], settings, given)
     return 0
 
@@ -175,7 +179,9 @@ def _answered(given: dict[str, Any], prompts: list[Prompt], settings: Generation
             raise NamedFileError("--output", str(output), "is there already", "add --resume, or name another")
         return set()
     return answered(
-        output, {each.name: each.settings_with(settings).num_return_sequences for each in prompts}
+        output,
+        {each.name: each.settings_with(settings).num_return_sequences for each in prompts},
+        cut=os.environ.get("RANK", "0") == "0",
     )
 
 
@@ -191,11 +197,11 @@ def _check(given: dict[str, Any], prompts: list[Prompt], settings: GenerationSet
 def _run(
     model: LoadedModel, prompts: list[Prompt], settings: GenerationSettings, given: dict[str, Any]
 ) -> None:
-    """Continue prompts and write the answers on rank 0, a batch of every rank at a time."""
+    """Continue prompts and write the answers, on the rank that leads; a batch of every rank at a time."""
     ranks = model.run.pg.dp.size()
     output: Path | None = given["output"]
     opened: Any = nullcontext(None)
-    if output is not None and model.leader:
+    if output is not None:
         opened = output.open("a", encoding="utf-8")
     with opened as file:
         for part in parts(prompts, given["batch_size"] * ranks):
@@ -209,9 +215,8 @@ def _run(
                 _stream(model, requests)
                 continue
             found = model.generate_hypotheses(requests)
-            if model.leader:
-                for prompt, request, answers in zip(part, requests, found):
-                    _show(model, prompt, request, answers, given, file, alone=len(prompts) == 1)
+            for prompt, request, answers in zip(part, requests, found):
+                _show(model, prompt, request, answers, given, file, alone=len(prompts) == 1)
 
 
 def _stream(model: LoadedModel, requests: list[GenerationRequest]) -> None:
@@ -221,8 +226,7 @@ def _stream(model: LoadedModel, requests: list[GenerationRequest]) -> None:
         return True
 
     model.generate_requests(requests, show)
-    if model.leader:
-        emit("")
+    emit("")
 
 
 def _show(

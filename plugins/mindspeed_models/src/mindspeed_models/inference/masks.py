@@ -9,6 +9,8 @@ from megatron.core.transformer.attention import Attention
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
+from mindspeed_core.errors import UserError
+
 _KEYS = 3
 
 
@@ -32,6 +34,9 @@ def _hides(attention: Attention) -> bool:
     like = {"dtype": weight.dtype, "device": weight.device}
     groups = found.num_query_groups_per_partition
     heads = found.num_attention_heads_per_partition
+    if found.config.num_query_groups < found.world_size:
+        # Ranks of a group have its key and value each, and divide its queries.
+        heads //= found.world_size // found.config.num_query_groups
     query = torch.ones(1, 1, heads, found.key_hidden_size, **like)
     key = torch.ones(_KEYS, 1, groups, found.key_hidden_size, **like)
     value = torch.ones(_KEYS, 1, groups, found.val_hidden_size, **like)
@@ -49,6 +54,6 @@ def _hides(attention: Attention) -> bool:
     try:
         with torch.no_grad():
             return torch.equal(attend(1.0), attend(5.0))
-    except ValueError:
-        # A window and a mask together are refused.
+    except (ValueError, UserError):
+        # A mask beside a window, or beside documents that are kept apart, is refused.
         return False

@@ -50,7 +50,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         NamedFileError: the file or a line of it cannot be used; names both.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not by splitlines, for which other characters than the end of a line end one, too.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise NamedFileError(_PROMPTS, str(path), f"cannot be read ({error})", "check it") from error
     objects = path.suffix == ".jsonl"
@@ -100,7 +101,7 @@ def _prompt(where: str, line: str, number: int) -> Prompt:
     return Prompt(str(record.get("id", number)), content, number, record.get("adapter"), settings)
 
 
-def answered(path: Path, wanted: Mapping[str, int]) -> set[str]:
+def answered(path: Path, wanted: Mapping[str, int], *, cut: bool = True) -> set[str]:
     """Return the names of prompts that a file of answers has, and cut off what an interruption left.
 
     That is a last line without end, and lines of the last prompt where some of its answers are missing.
@@ -108,6 +109,7 @@ def answered(path: Path, wanted: Mapping[str, int]) -> set[str]:
     Args:
         path: the file.
         wanted: how many lines each prompt has, by its name.
+        cut: change the file; one rank of several does.
 
     Raises:
         NamedFileError: a line is no answer.
@@ -117,7 +119,7 @@ def answered(path: Path, wanted: Mapping[str, int]) -> set[str]:
     content = path.read_bytes()
     whole = content.rpartition(b"\n")[0]
     kept = len(whole) + 1 if whole or content.startswith(b"\n") else 0
-    lines = content[:kept].splitlines(keepends=True)
+    lines = [line + b"\n" for line in content[:kept].split(b"\n")[:-1]]
     names = []
     for at, line in enumerate(lines, start=1):
         try:
@@ -131,7 +133,7 @@ def answered(path: Path, wanted: Mapping[str, int]) -> set[str]:
         while names and names[-1] == last:
             names.pop()
             kept -= len(lines.pop())
-    if kept < len(content):
+    if cut and kept < len(content):
         os.truncate(path, kept)
     return set(names)
 

@@ -48,6 +48,8 @@ _STEPS = "\n\n".join(f"{name:11} {step.summary}" for name, step in STEPS.items()
 @click.option("--tokenizer", type=_PATH, help="Folder or tokenizer.json, where it is not the model's.")
 @click.option("--corpus", type=_PATH, help="Texts to pretrain on, a file or a folder.")
 @click.option("--instructions", type=_PATH, help="Records to finetune on: instruction, input, output.")
+@click.option("--prompts", type=_PATH, help="Texts to continue, one a line; objects in a .jsonl file.")
+@click.option("--task", "tasks", multiple=True, metavar="NAME=PATH", help="A benchmark and its data.")
 @click.option("--load", type=_PATH, help="Weights to go on from, in place of those of the step before.")
 @click.option("--plain", is_flag=True, help="Leave out flags of fused kernels.")
 @click.option("--print", "printed", is_flag=True, help="Print the equivalent shell script and run nothing.")
@@ -66,6 +68,8 @@ def run_command(
     tokenizer: Path | None,
     corpus: Path | None,
     instructions: Path | None,
+    prompts: Path | None,
+    tasks: tuple[str, ...],
     load: Path | None,
     plain: bool,
     printed: bool,
@@ -94,6 +98,9 @@ def run_command(
         instructions=instructions,
         load=load,
         kernels=not plain,
+        prompts=prompts,
+        tasks=tasks,
+        further=further,
     )
     commands = STEPS[step].commands(asked)
     last = commands[-1]

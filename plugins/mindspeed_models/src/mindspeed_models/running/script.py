@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from mindspeed_models.running.steps import MODELS, TRAIN, Asked, Command
 
 _MODULES = {MODELS: "mindspeed_models.program", TRAIN: "mindspeed_core.train"}
-_MODULE_OF_RANK = "mindspeed_core.train"
 
 
 def words_of_command(command: Command, asked: Asked) -> list[str]:
     """Return a command line with its program, for this machine alone."""
     several = ("--nproc", str(asked.nproc)) if command.parallel and asked.nproc > 1 else ()
+    if command.program == MODELS:
+        # There each command has a flag of its own for it.
+        name, *words = command.words
+        return [command.program, name, *several, *words]
     return [command.program, *several, *command.words]
 
 
@@ -33,7 +36,7 @@ def script_of(commands: Sequence[Command], asked: Asked) -> str:
             begin = (
                 f"torchrun --nnodes {machines} --nproc-per-node {asked.nproc} --node-rank "
                 f'"$NODE_RANK" \\\n    --master-addr "$MASTER_ADDR" --master-port "${{MASTER_PORT:-6000}}" '
-                f"-m {_MODULE_OF_RANK}"
+                f"-m {_MODULES[command.program]}"
             )
             lines.append(_wrapped(begin, command.words))
         else:

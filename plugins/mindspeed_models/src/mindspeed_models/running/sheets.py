@@ -28,6 +28,7 @@ _SHARED = (_COMMON, "tiny")
 """Files that other sheets are written on."""
 _TINY = "tiny-"
 _TABLES = ("flags", "kernels", "steps", "layouts")
+_PRECISIONS = ("bf16", "fp16")
 _KEYS = ("model", "like", "vocab-size", "train-from", *_TABLES)
 _FOLDER = Path(__file__).with_name("sheets")
 
@@ -65,21 +66,41 @@ class Sheet:
         Raises:
             UserError: there is no layout for them, or they do not hold the training.
         """
+        layout = self._layout(devices)
+        if step != "lora" and devices < self.train_from:
+            raise UserError(
+                f"--devices {devices}: weights, gradients and optimizer of {self.model} need at least "
+                f"{self.train_from} devices; use more, or train adapters (run … lora)"
+            )
+        return self._joined(self.flags, step, layout, kernels)
+
+    def inference(self, step: str, devices: int, *, kernels: bool = True) -> dict[str, Any]:
+        """Return the flags of a step that asks the trained model on so many devices.
+
+        They are the layout, the kernels, the precision and what the sheet says of the step; flags of a
+        training have no part in it.
+
+        Raises:
+            UserError: there is no layout for the devices.
+        """
+        precision = {name: value for name, value in self.flags.items() if name in _PRECISIONS}
+        found = self._joined(precision, step, self._layout(devices), kernels)
+        found.pop("sequence-parallel", None)
+        return found
+
+    def _layout(self, devices: int) -> Table:
         if devices not in self.layouts:
             known = ", ".join(map(str, self.devices))
             raise UserError(
                 f"--devices {devices}: the sheet of {self.model} has layouts for {known}; use one of them, "
                 "or write a sheet of your own and name its file in place of the model"
             )
-        if step != "lora" and devices < self.train_from:
-            raise UserError(
-                f"--devices {devices}: weights, gradients and optimizer of {self.model} need at least "
-                f"{self.train_from} devices; use more, or train adapters (run … lora)"
-            )
-        layout = self.layouts[devices]
+        return self.layouts[devices]
+
+    def _joined(self, flags: Table, step: str, layout: Table, kernels: bool) -> dict[str, Any]:
         sizes = {name: value for name, value in layout.items() if not isinstance(value, dict)}
         found = {
-            **self.flags,
+            **flags,
             **(self.kernels if kernels else {}),
             **self.steps.get(step, {}),
             **sizes,

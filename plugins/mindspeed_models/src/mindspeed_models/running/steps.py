@@ -6,7 +6,7 @@ a function in `STEPS`; a new one needs a line in that table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from mindspeed_models.running.sheets import Sheet, words_of
 
 MODELS, TRAIN = "mindspeed-models", "mindspeed-train"
 _HANDLER = "GeneralInstructionHandler"
+_TRAINED = ("merged", "finetuned", "pretrained", "converted")
+"""Folders of weights, those that were trained longest first."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class Asked:
         instructions: records to finetune on.
         load: weights to go on from, in place of those of the step before.
         kernels: use fused kernels.
+        prompts: file of texts to continue.
+        tasks: benchmarks and their data, as ``NAME=PATH``.
+        further: words that the user puts behind those of the step.
     """
 
     sheet: Sheet
@@ -46,6 +51,9 @@ class Asked:
     instructions: Path | None = None
     load: Path | None = None
     kernels: bool = True
+    prompts: Path | None = None
+    tasks: tuple[str, ...] = ()
+    further: tuple[str, ...] = ()
 
     @property
     def model(self) -> Path:
@@ -184,8 +192,51 @@ def _merge(asked: Asked) -> list[Command]:
     return [_models("merge-lora", "--load", base, "--lora-load", asked.work / "adapters", "--save", target)]
 
 
+def _asking(asked: Asked, command: str, more: Sequence[object]) -> Command:
+    """Return a command that loads the trained model under the layout of the devices."""
+    flags = asked.sheet.inference(command, asked.devices, kernels=asked.kernels)
+    words = [
+        command,
+        *("--load", asked.first(*_TRAINED)),
+        *more,
+        *(("--platform", asked.platform) if asked.platform else ()),
+        *("--model-config", asked.model, "--tokenizer-model", asked.tokenizer_file),
+        *words_of(flags),
+    ]
+    return Command(MODELS, tuple(map(str, words)), parallel=True)
+
+
+def _generate(asked: Asked) -> list[Command]:
+    if asked.prompts is None and not _named(asked.further, "--prompt", "--prompt-file"):
+        raise UserError(
+            "generate: there is nothing to continue; name a file of prompts with --prompts, or end the line "
+            "with -- --prompt TEXT"
+        )
+    answers = asked.work / "answers.jsonl"
+    files = () if asked.prompts is None else ("--prompt-file", asked.prompts, "--output", answers)
+    return [_asking(asked, "generate", files)]
+
+
+def _evaluate(asked: Asked) -> list[Command]:
+    if not asked.tasks and not _named(asked.further, "--task"):
+        raise UserError(
+            "evaluate: there is nothing to evaluate on; name a benchmark with its data by --task NAME=PATH"
+        )
+    words: list[object] = []
+    for each in asked.tasks:
+        name, equals, path = each.partition("=")
+        if not (name and equals and path):
+            raise UserError(f"--task {each}: names no data; write NAME=PATH, for instance boolq=data/boolq")
+        words += ["--task", name, "--task-data-path", each]
+    return [_asking(asked, "evaluate", (*words, "--output", asked.work / "evaluated"))]
+
+
+def _named(words: Sequence[str], *flags: str) -> bool:
+    return any(word.partition("=")[0] in flags for word in words)
+
+
 def _export(asked: Asked) -> list[Command]:
-    source = asked.first("merged", "finetuned", "pretrained", "converted")
+    source = asked.first(*_TRAINED)
     target = asked.work / "exported"
     return [_models("export", "--load", source, "--model-config", asked.model, "--output-model-dir", target)]
 
@@ -201,5 +252,7 @@ STEPS: Mapping[str, Step] = {
     "finetune": Step("train everything on instructions, into WORK/finetuned", _finetune),
     "lora": Step("train adapters on instructions, into WORK/adapters", _lora),
     "merge": Step("merge the adapters into their base, into WORK/merged", _merge),
+    "generate": Step("continue --prompts with the trained model, into WORK/answers.jsonl", _generate),
+    "evaluate": Step("ask it the questions of --task NAME=PATH, into WORK/evaluated", _evaluate),
     "export": Step("write Hugging Face weights, into WORK/exported", _export),
 }

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspeed_models.inference.requests import Generated
+from mindspeed_models.inference.text_stream import INCOMPLETE
 from mindspeed_models.serving.asked import Asked
 from mindspeed_models.serving.prompts import Prompts
 
@@ -52,7 +53,7 @@ class Answer:
     def end(self, index: int, result: Generated) -> bytes:
         """Return the last event of a choice."""
         piece = self._piece(index, {} if self.asked.chat else "", result.finish_reason)
-        if self.asked.logprobs:
+        if self.asked.logprobs is not None:
             # They are known as a whole at the end; the text came before.
             piece["logprobs"] = self._logprobs(result)
         return self._event([piece])
@@ -69,7 +70,7 @@ class Answer:
         return {"prompt_tokens": asked, "completion_tokens": generated, "total_tokens": asked + generated}
 
     def _whole_choice(self, index: int, result: Generated) -> dict[str, Any]:
-        logprobs = self._logprobs(result) if self.asked.logprobs else None
+        logprobs = None if self.asked.logprobs is None else self._logprobs(result)
         common = {"index": index, "finish_reason": result.finish_reason, "logprobs": logprobs}
         if self.asked.chat:
             return {**common, "message": {"role": "assistant", "content": result.text}}
@@ -78,20 +79,31 @@ class Answer:
     def _logprobs(self, result: Generated) -> dict[str, Any]:
         values = result.logprobs or []
         spelled = [self.prompts.spell([token]) for token in result.tokens]
+        likeliest = [
+            [(self.prompts.spell([token]), value) for token, value in each.items()]
+            for each in result.top_logprobs or [{} for _ in values]
+        ]
         if self.asked.chat:
-            pairs = zip(spelled, values)
-            content = [
-                {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-                for text, value in pairs
-            ]
-            return {"content": content}
+            return {
+                "content": [
+                    {**_entry(text, value), "top_logprobs": [_entry(*each) for each in best]}
+                    for text, value, best in zip(spelled, values, likeliest)
+                ]
+            }
         offsets = []
         # Beside them no prompt is echoed.
         at = 0
         for text in spelled:
             offsets.append(at)
             at += len(text)
-        return {"tokens": spelled, "token_logprobs": values, "top_logprobs": None, "text_offset": offsets}
+        # The chosen token is among them, as OpenAI has it.
+        top = [_by_text([*best, (own, chosen)]) for own, chosen, best in zip(spelled, values, likeliest)]
+        return {
+            "tokens": spelled,
+            "token_logprobs": values,
+            "top_logprobs": top if self.asked.logprobs else None,
+            "text_offset": offsets,
+        }
 
     def _piece(self, index: int, content: Any, reason: str | None) -> dict[str, Any]:
         name = "delta" if self.asked.chat else "text"
@@ -104,6 +116,20 @@ class Answer:
     def _envelope(self, kind: str) -> dict[str, Any]:
         name = f"{'chatcmpl' if self.asked.chat else 'cmpl'}-{self.key}"
         return {"id": name, "object": kind, "created": self.created, "model": self.asked.model}
+
+
+def _by_text(best: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Return log-probabilities by text; of tokens that are spelled alike the first, which is the likelier."""
+    found: dict[str, float] = {}
+    for text, value in best:
+        found.setdefault(text, value)
+    return found
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    """Return a token of a chat; a part of a character has no bytes that its text could tell."""
+    own = None if INCOMPLETE in text else list(text.encode())
+    return {"token": text, "logprob": logprob, "bytes": own}
 
 
 def error_event(body: dict[str, object]) -> bytes:

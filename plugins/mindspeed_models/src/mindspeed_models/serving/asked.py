@@ -27,6 +27,8 @@ from mindspeed_models.serving.waiting import with_id
 _OPENAI_TOKENS = 16
 _MOST_STOPS = 16
 _MOST_TOKENS = 1 << 31
+_MOST_LIKELIEST = 20
+"""Likeliest tokens in the place of each, as many as OpenAI gives."""
 _FLAG_FIELDS = {
     "--max-new-tokens": "max_tokens",
     "--max-length": "max_tokens",
@@ -64,7 +66,7 @@ class Asked:
         prompt_tokens: of all prompts, each counted once.
         stream: pieces are sent as they come.
         usage: the stream ends with the numbers of tokens.
-        logprobs: those of the chosen tokens are wanted.
+        logprobs: those of the chosen tokens are wanted, and of so many likeliest ones; None for none.
     """
 
     chat: bool
@@ -74,7 +76,7 @@ class Asked:
     prompt_tokens: int
     stream: bool
     usage: bool
-    logprobs: bool
+    logprobs: int | None
 
 
 def read_completion(body: dict[str, Any], prompts: Prompts, sizes: Sizes, limits: Limits) -> Asked:
@@ -91,9 +93,8 @@ def read_completion(body: dict[str, Any], prompts: Prompts, sizes: Sizes, limits
         ("best_of", (1,), "one answer is generated for each"),
     ):
         fields.only(name, allowed, why)
-    fields.only("logprobs", (0,), "log-probabilities of chosen tokens are given (0), no others")
-    logprobs = fields.raw("logprobs") is not None
-    if echo and logprobs:
+    logprobs = fields.whole("logprobs", None, 0, min(_MOST_LIKELIEST, sizes.vocab_size))
+    if echo and logprobs is not None:
         raise Refused(400, "echo: no log-probabilities of prompts are given; drop logprobs", param="echo")
     return _asked(
         fields, False, encoded, [text if echo else "" for text in texts], sizes, limits, logprobs=logprobs
@@ -119,8 +120,12 @@ def read_chat(body: dict[str, Any], prompts: Prompts, sizes: Sizes, limits: Limi
     fields.only("tool_choice", ("none", "auto"), "no tools are called here")
     fields.only("function_call", ("none", "auto"), "no functions are called here")
     fields.only("response_format", ({"type": "text"},), "answers are free text")
-    fields.only("top_logprobs", (0,), "log-probabilities of chosen tokens are given, no others")
-    logprobs = fields.switch("logprobs")
+    likeliest = fields.whole("top_logprobs", None, 0, min(_MOST_LIKELIEST, sizes.vocab_size))
+    logprobs = (likeliest or 0) if fields.switch("logprobs") else None
+    if likeliest and logprobs is None:
+        raise Refused(
+            400, f"top_logprobs {likeliest} needs logprobs true; add it, or drop both", param="top_logprobs"
+        )
     try:
         encoded = prompts.chat(messages)
     except UserError as error:
@@ -136,7 +141,7 @@ def _asked(
     sizes: Sizes,
     limits: Limits,
     *,
-    logprobs: bool,
+    logprobs: int | None,
 ) -> Asked:
     model = fields.raw("model") or sizes.names[0]
     if model not in sizes.names:
@@ -173,7 +178,7 @@ def _asked(
         "repetition_penalty": fields.number("repetition_penalty", 1.0, 0, 100),
         "stop": fields.texts("stop", _MOST_STOPS),
         "seed": secrets.randbits(31) if seed is None else seed,
-        "logprobs": 0 if logprobs else None,
+        "logprobs": logprobs,
     }
     for name in ("presence_penalty", "frequency_penalty"):
         fields.only(name, (0, 0.0), "there is repetition_penalty instead")

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, dest_of, hookimpl
+from mindspeed_core.feature import Conflict, Fallback, Feature, Flag, Proofs, dest_of, hookimpl
 from mindspeed_tp.features.core import PLANNED
 from mindspeed_tp.features.formulas import GRID as GRID_BYTES
 from mindspeed_tp.model_sizes import ModelSizes
@@ -62,6 +62,10 @@ class TwoDimensional(Feature):
     )
     docs = "mindspeed_tp:docs/tp-2d.md"
     modes = ("train",)
+    mode_fallback = Fallback(
+        "a step of decoding has one token, which the rows of the grid cannot share; the ranks of "
+        "--tensor-model-parallel-size compute the same in one dimension"
+    )
     places_modules = True
     needs_open_session = True
     fake_tensors = True
