@@ -5,7 +5,8 @@ of its own, and prints for both: peak memory above that of an idle process, byte
 the same files in the same run. Ranks of one and of two processes load the shallow model, and count what they
 read. The last line has the bars, and the exit status is 1 where one is missed: the peak of the deep model is
 at most 32 MB above that of the shallow one and at most largest tensor + chunk + 64 MB above idle, and a rank
-reads exactly its bytes where it has the whole model, and at most 1.1 times as many otherwise.
+reads exactly its bytes where it has the whole model, and at most 1.1 times as many otherwise. ``--write``
+keeps all in ``results/weights.json``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from machine import machine
+from machine import write
 
 MIB = 1 << 20
 
@@ -197,6 +198,7 @@ def main() -> int:
     parser.add_argument("--hidden-size", type=int, default=1536)
     parser.add_argument("--vocab-size", type=int, default=64000)
     parser.add_argument("--folder", type=Path, help="Where models are written; by default a temporary one.")
+    parser.add_argument("--write", action="store_true", help="Keep the results.")
     given = parser.parse_args()
     root = Path(tempfile.mkdtemp(dir=given.folder))
     peaks: dict[str, list[int]] = {"convert": [], "export": []}
@@ -225,7 +227,9 @@ def main() -> int:
             print(json.dumps(row))
         above = {f"{name} peak, deep above shallow MB": (b - a) / 1e6 for name, (a, b) in peaks.items()}
         reached = bars(rows, peaks)
-        print(json.dumps({"machine": machine(), **above, "bars": reached}))
+        print(json.dumps({**above, "bars": reached}))
+        if given.write:
+            write("weights", {"models": rows, **above, "bars": reached})
         return 0 if all(reached.values()) else 1
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -1,0 +1,87 @@
+"""A converted checkpoint in Megatron-LM's own training, against `mindspeed-train` on the same weights.
+
+A small LLaMA in Hugging Face's files is converted once. `pretrain_gpt.py --load CONVERTED --finetune` goes on
+from it, unchanged and with the adaptor's line, and `mindspeed-train --pretrained-checkpoint CONVERTED` does;
+the losses of every step are compared. Needs mindspeed-models, and a checkout as parity.py does; the exit status
+is 0 when all agree.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import adaptor
+import parity
+from cases import Case
+from corpus import VOCABULARY, write_corpus
+
+from mindspeed_testing.small_llama import write_small_llama
+
+STEPS = 10
+TOLERANCE = 1e-6
+MODEL = (
+    "--num-layers 4 --hidden-size 32 --ffn-hidden-size 48 --num-attention-heads 8 --group-query-attention "
+    "--num-query-groups 4 --normalization RMSNorm --norm-epsilon 1e-5 --swiglu --disable-bias-linear "
+    "--position-embedding-type rope --untie-embeddings-and-output-weights --max-position-embeddings 128"
+).split()
+TRAINING = (
+    "--seq-length 64 --micro-batch-size 2 --global-batch-size 8 --lr 2e-3 --min-lr 2e-4 "
+    "--lr-decay-style cosine --weight-decay 0.1 --clip-grad 1.0 --seed 1234 --split 90,8,2 --eval-iters 0 "
+    "--log-interval 1 --transformer-impl local --tokenizer-type NullTokenizer --attention-dropout 0 "
+    f"--hidden-dropout 0 --vocab-size {VOCABULARY} --make-vocab-size-divisible-by 128 --num-workers 1 "
+    f"--train-iters {STEPS}"
+).split()
+TP2, PP2 = ("--tensor-model-parallel-size", "2"), ("--pipeline-model-parallel-size", "2")
+LAYOUTS = (Case("single", 1), Case("tp2", 2, TP2), Case("pp2", 2, PP2))
+
+
+def main() -> int:
+    """Convert, train on all sides, print a table, answer the exit status."""
+    checkout = Path(os.environ.get("MEGATRON_LM_PATH", ""))
+    if not (checkout / "pretrain_gpt.py").is_file():
+        print(f"MEGATRON_LM_PATH {str(checkout)!r}: name a checkout of Megatron-LM", file=sys.stderr)
+        return 2
+    python = os.environ.get("MEGATRON_LM_PYTHON", sys.executable)
+    agreed = True
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_corpus(folder / "corpus")
+        converted = convert(folder)
+        print(f"{'case':16} {'side':12} {'steps':>5} {'first loss':>10} {'last loss':>10} {'off':>9}")
+        for case in LAYOUTS:
+            here = folder / case.name
+            here.mkdir()
+            flags = [*MODEL, *TRAINING, *case.flags, "--data-path", str(folder / "corpus")]
+            ours = parity.run_ours(case, [*flags, "--pretrained-checkpoint", converted], here)["lm loss"]
+            loads = [*flags, "--load", converted, "--finetune"]
+            sides = {"unchanged": parity.run_megatron_lm(case, loads, here, python)["lm loss"]}
+            if case.world_size == 1:
+                one = adaptor.Case(case.name, "", 1)
+                cache = ("--data-cache-path", str(here / "adapted-cache"))
+                sides["adaptor"], _ = adaptor.adapted(one, checkout, here / "adapted", [*loads, *cache])
+            for side, losses in sides.items():
+                off = parity.worst(losses, ours)
+                fine = len(losses) == len(ours) == STEPS and off <= TOLERANCE
+                agreed &= fine
+                print(
+                    f"{case.name:16} {side:12} {len(losses):5d} {losses[0]:10.6f} {losses[-1]:10.6f} {off:9.1e}"
+                    f"{'' if fine else '  DIFFERENT'}",
+                    flush=True,
+                )
+    return 0 if agreed else 1
+
+
+def convert(folder: Path) -> str:
+    """Write a model whose vocabulary is that of the corpus, and convert it; return the checkpoint's folder."""
+    source = write_small_llama(folder / "hf", vocab_size=VOCABULARY + 1)
+    words = ("convert", "--input-model-dir", str(source), "--output-model-dir", str(folder / "converted"))
+    subprocess.run([sys.executable, "-m", "mindspeed_models.program", *words], check=True)
+    return str(folder / "converted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
