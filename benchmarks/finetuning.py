@@ -1,9 +1,9 @@
 """Count the positions that finetuning computes: padded, at their own lengths, in groups, packed.
 
-The closed formula says for micro-batches of ``B`` samples filled up to a multiple of 32 that
-``1 - sum_b B ceil32(longest_b) / (N B S)`` of the positions are saved; packed rows are full but for what fits
-nowhere. It is compared with the shapes of the micro-batches of an epoch. The loss of every side is that of the
-same epoch, in which weights stay what they were, and the first steps of a training at the samples' own lengths
+The closed formula says for micro-batches of ``B`` samples filled up to a multiple of 32 that ``1 - sum_b B
+ceil32(longest_b) / (N B S)`` of the positions are saved; packed rows are full but for what fits nowhere. It
+is compared with the shapes of the micro-batches of an epoch. The loss of every side is that of the same
+epoch, in which weights stay what they were, and the first steps of a training at the samples' own lengths
 have the losses of samples filled up to ``--seq-length``.
 
 ``python benchmarks/finetuning.py [--samples N] [--write]`` prints JSON, and keeps it in

@@ -1,9 +1,9 @@
 """A converted checkpoint in Megatron-LM's own training, against `mindspeed-train` on the same weights.
 
-A small LLaMA in Hugging Face's files is converted once. `pretrain_gpt.py --load CONVERTED --finetune` goes on
-from it, unchanged and with the adaptor's line, and `mindspeed-train --pretrained-checkpoint CONVERTED` does;
-the losses of every step are compared. Needs mindspeed-models, and a checkout as parity.py does; the exit status
-is 0 when all agree.
+A small LLaMA in Hugging Face's files is converted once. `pretrain_gpt.py --load CONVERTED --finetune` goes
+on from it, unchanged and with the adaptor's line, and `mindspeed-train --pretrained-checkpoint CONVERTED`
+does; the losses of every step are compared. Needs mindspeed-models, and a checkout as parity.py does; the
+exit status is 0 when all agree.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> int:
         folder = Path(name)
         write_corpus(folder / "corpus")
         converted = convert(folder)
-        print(f"{'case':16} {'side':12} {'steps':>5} {'first loss':>10} {'last loss':>10} {'off':>9}")
+        print(f"{'case':8} {'side':10} {'steps':>5} {'first loss':>10} {'last loss':>10} {'off':>9}")
         for case in LAYOUTS:
             here = folder / case.name
             here.mkdir()
@@ -67,16 +67,13 @@ def main() -> int:
                 off = parity.worst(losses, ours)
                 fine = len(losses) == len(ours) == STEPS and off <= TOLERANCE
                 agreed &= fine
-                print(
-                    f"{case.name:16} {side:12} {len(losses):5d} {losses[0]:10.6f} {losses[-1]:10.6f} {off:9.1e}"
-                    f"{'' if fine else '  DIFFERENT'}",
-                    flush=True,
-                )
+                shown = f"{len(losses):5d} {losses[0]:10.6f} {losses[-1]:10.6f} {off:9.1e}"
+                print(f"{case.name:8} {side:10} {shown}{'' if fine else '  DIFFERENT'}", flush=True)
     return 0 if agreed else 1
 
 
 def convert(folder: Path) -> str:
-    """Write a model whose vocabulary is that of the corpus, and convert it; return the checkpoint's folder."""
+    """Write a model with the vocabulary of the corpus, and convert it; return the checkpoint's folder."""
     source = write_small_llama(folder / "hf", vocab_size=VOCABULARY + 1)
     words = ("convert", "--input-model-dir", str(source), "--output-model-dir", str(folder / "converted"))
     subprocess.run([sys.executable, "-m", "mindspeed_models.program", *words], check=True)

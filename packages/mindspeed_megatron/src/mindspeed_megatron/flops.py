@@ -17,10 +17,11 @@ hidden size ``h``, query heads ``a``, key-value groups ``g``, head width ``d``, 
 - logits: ``2 s h v``, with the padded vocabulary
 
 Backward costs twice forward: as much for the gradient of a product's input as for that of its weight. Where
-weights are frozen (`partial_training.PartialTraining`), their gradients are left out, and matrices that train
-beside them are counted like any other. That is the *model* count: it does not depend on how the model is run.
-The *hardware* count adds the parts whose forward pass is run again by activation recompute. Kernels that compute
-the masked half of the scores as well (megatron-core's own attention does) execute more than either.
+weights are frozen (`partial_training.PartialTraining`), their gradients are left out, and matrices that
+train beside them are counted like any other. That is the *model* count: it does not depend on how the model
+is run. The *hardware* count adds the parts whose forward pass is run again by activation recompute. Kernels
+that compute the masked half of the scores as well (megatron-core's own attention does) execute more than
+either.
 """
 
 from __future__ import annotations
