@@ -157,7 +157,7 @@ def compare(samples: int) -> dict[str, Any]:
 def main() -> int:
     """Print what was found; the exit status says whether the formula holds and losses agree."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=512, help="A multiple of the batch.")
+    parser.add_argument("--samples", type=int, default=1024, help="A multiple of 64 batches.")
     parser.add_argument("--write", action="store_true", help="Keep the results.")
     asked = parser.parse_args()
     found = compare(asked.samples)

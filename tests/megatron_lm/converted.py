@@ -30,10 +30,10 @@ MODEL = (
 ).split()
 TRAINING = (
     "--seq-length 64 --micro-batch-size 2 --global-batch-size 8 --lr 2e-3 --min-lr 2e-4 "
-    "--lr-decay-style cosine --weight-decay 0.1 --clip-grad 1.0 --seed 1234 --split 90,8,2 --eval-iters 0 "
-    "--log-interval 1 --transformer-impl local --tokenizer-type NullTokenizer --attention-dropout 0 "
-    f"--hidden-dropout 0 --vocab-size {VOCABULARY} --make-vocab-size-divisible-by 128 --num-workers 1 "
-    f"--train-iters {STEPS}"
+    "--lr-decay-style cosine --weight-decay 0.1 --clip-grad 1.0 --seed 1234 --split 90,8,2 "
+    "--eval-interval 25 --eval-iters 0 --log-interval 1 --transformer-impl local "
+    "--tokenizer-type NullTokenizer --attention-dropout 0 --hidden-dropout 0 --num-workers 1 "
+    f"--vocab-size {VOCABULARY} --make-vocab-size-divisible-by 128 --train-iters {STEPS}"
 ).split()
 TP2, PP2 = ("--tensor-model-parallel-size", "2"), ("--pipeline-model-parallel-size", "2")
 LAYOUTS = (Case("single", 1), Case("tp2", 2, TP2), Case("pp2", 2, PP2))

@@ -25,7 +25,10 @@ _EXPERTS = tuple(
 )
 
 
-_FURTHER = ("--mtp-num-layers", "2", "--position-embedding-type", "rope")
+_FURTHER = (
+    *("--mtp-num-layers", "2", "--position-embedding-type", "rope"),
+    "--untie-embeddings-and-output-weights",
+)
 
 
 def write_samples(folder: Path) -> None:
