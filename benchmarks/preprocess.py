@@ -154,7 +154,7 @@ def compare(records: int, turns: int) -> dict[str, Any]:
 def main() -> int:
     """Print what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=20000)
+    parser.add_argument("--records", type=int, default=10000)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="Keep the results.")
     asked = parser.parse_args()
