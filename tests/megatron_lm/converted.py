@@ -2,8 +2,8 @@
 
 A small LLaMA in Hugging Face's files is converted once. `pretrain_gpt.py --load CONVERTED --finetune` goes
 on from it, unchanged and with the adaptor's line, and `mindspeed-train --pretrained-checkpoint CONVERTED`
-does; the losses of every step are compared. Needs mindspeed-models, and a checkout as parity.py does; the
-exit status is 0 when all agree.
+does; the losses of every step are compared. Adapters are finetuned on instruction data besides, in both.
+Needs mindspeed-models, and a checkout as parity.py does; the exit status is 0 when all agree.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import adaptor
@@ -19,6 +20,7 @@ import parity
 from cases import Case
 from corpus import VOCABULARY, write_corpus
 
+from mindspeed_models.features.instruction_proofs import write_samples
 from mindspeed_testing.small_llama import write_small_llama
 
 STEPS = 10
@@ -29,7 +31,7 @@ MODEL = (
     "--position-embedding-type rope --untie-embeddings-and-output-weights --max-position-embeddings 128"
 ).split()
 TRAINING = (
-    "--seq-length 64 --micro-batch-size 2 --global-batch-size 8 --lr 2e-3 --min-lr 2e-4 "
+    "--seq-length 128 --micro-batch-size 2 --global-batch-size 8 --lr 2e-3 --min-lr 2e-4 "
     "--lr-decay-style cosine --weight-decay 0.1 --clip-grad 1.0 --seed 1234 --split 90,8,2 "
     "--eval-interval 25 --eval-iters 0 --log-interval 1 --transformer-impl local "
     "--tokenizer-type NullTokenizer --attention-dropout 0 --hidden-dropout 0 --num-workers 1 "
@@ -37,6 +39,10 @@ TRAINING = (
 ).split()
 TP2, PP2 = ("--tensor-model-parallel-size", "2"), ("--pipeline-model-parallel-size", "2")
 LAYOUTS = (Case("single", 1), Case("tp2", 2, TP2), Case("pp2", 2, PP2))
+FINETUNING = (
+    "--is-instruction-dataset --variable-seq-lengths --lora-r 4 --lora-alpha 8 "
+    "--lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2"
+).split()
 
 
 def main() -> int:
@@ -50,26 +56,45 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_corpus(folder / "corpus")
+        write_samples(folder)
         converted = convert(folder)
-        print(f"{'case':8} {'side':10} {'steps':>5} {'first loss':>10} {'last loss':>10} {'off':>9}")
+        print(f"{'case':14} {'side':10} {'steps':>5} {'first loss':>10} {'last loss':>10} {'off':>9}")
         for case in LAYOUTS:
             here = folder / case.name
             here.mkdir()
             flags = [*MODEL, *TRAINING, *case.flags, "--data-path", str(folder / "corpus")]
             ours = parity.run_ours(case, [*flags, "--pretrained-checkpoint", converted], here)["lm loss"]
             loads = [*flags, "--load", converted, "--finetune"]
-            sides = {"unchanged": parity.run_megatron_lm(case, loads, here, python)["lm loss"]}
+            agreed &= tell(
+                case, "unchanged", parity.run_megatron_lm(case, loads, here, python)["lm loss"], ours
+            )
             if case.world_size == 1:
-                one = adaptor.Case(case.name, "", 1)
-                cache = ("--data-cache-path", str(here / "adapted-cache"))
-                sides["adaptor"], _ = adaptor.adapted(one, checkout, here / "adapted", [*loads, *cache])
-            for side, losses in sides.items():
-                off = parity.worst(losses, ours)
-                fine = len(losses) == len(ours) == STEPS and off <= TOLERANCE
-                agreed &= fine
-                shown = f"{len(losses):5d} {losses[0]:10.6f} {losses[-1]:10.6f} {off:9.1e}"
-                print(f"{case.name:8} {side:10} {shown}{'' if fine else '  DIFFERENT'}", flush=True)
+                agreed &= tell(case, "adaptor", with_adaptor(case, checkout, here, loads), ours)
+        for case in (Case("adapters", 1), Case("adapters, tp2", 2, TP2)):
+            here = folder / case.name
+            here.mkdir()
+            flags = [*MODEL, *TRAINING, *case.flags, *FINETUNING, "--data-path", str(folder / "samples")]
+            flags += ["--load", converted]
+            ours = parity.run_ours(case, flags, here)["lm loss"]
+            agreed &= tell(case, "adaptor", with_adaptor(case, checkout, here, flags), ours)
     return 0 if agreed else 1
+
+
+def with_adaptor(case: Case, checkout: Path, folder: Path, flags: Sequence[str]) -> Sequence[float]:
+    """Losses of Megatron-LM's script with the adaptor's line."""
+    cache = ("--data-cache-path", str(folder / "adapted-cache"))
+    one = adaptor.Case(case.name, "", case.world_size)
+    losses, _ = adaptor.adapted(one, checkout, folder / "adapted", [*flags, *cache])
+    return losses
+
+
+def tell(case: Case, side: str, losses: Sequence[float], ours: Sequence[float]) -> bool:
+    """One line; whether every loss agrees."""
+    off = parity.worst(losses, ours)
+    fine = len(losses) == len(ours) == STEPS and off <= TOLERANCE
+    shown = f"{len(losses):5d} {losses[0]:10.6f} {losses[-1]:10.6f} {off:9.1e}"
+    print(f"{case.name:14} {side:10} {shown}{'' if fine else '  DIFFERENT'}", flush=True)
+    return fine
 
 
 def convert(folder: Path) -> str:
