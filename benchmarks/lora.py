@@ -2,13 +2,17 @@
 
 ``python benchmarks/lora.py`` trains a GPT once whole and once with adapters on all linears, in one process
 each, and prints both sides and the ratio. Elements of gradient buffers and optimizer state must be exactly
-those that train.
+those that train: four bytes of gradients for each, eight of moments, and four a tensor that count steps;
+the exit status says so. ``--write`` keeps the rows in ``results/lora.json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+
+from machine import write
 
 from mindspeed_testing.training import SideResult, train_side
 
@@ -31,13 +35,15 @@ def side(*flags: str) -> SideResult:
     return train_side((*_MODEL, *flags), 1, 2, gradients=False, measure=True)
 
 
-def main() -> None:
-    """Print one row for each rank."""
+def main() -> int:
+    """Print one row for each rank; the exit status says whether nothing else than adapters has buffers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--num-layers", type=int, default=4)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--write", action="store_true", help="Keep the results.")
     given = parser.parse_args()
+    rows = []
     size = ("--hidden-size", str(given.hidden_size), "--num-layers", str(given.num_layers))
     size += ("--ffn-hidden-size", str(4 * given.hidden_size))
     whole = side(*size).measures
@@ -53,8 +59,18 @@ def main() -> None:
             }
         row["gradient bytes per trained element"] = adapted["gradient_bytes"] / count
         row["optimizer bytes per trained element"] = adapted["optimizer_bytes"] / count
+        # Two tensors beside each of four linears of a layer.
+        steps = 4 * 2 * 4 * given.num_layers
+        row["exact"] = (adapted["gradient_bytes"], adapted["optimizer_bytes"]) == (
+            4 * count,
+            8 * count + steps,
+        )
         print(json.dumps(row))
+        rows.append(row)
+    if given.write:
+        write("lora", {"hidden size": given.hidden_size, "layers": given.num_layers, "rows": rows})
+    return 0 if all(row["exact"] for row in rows) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,8 +4,8 @@ Six layouts against one process (largest relative error of losses, gradients and
 logits of a peft directory here and in peft, of adapters trained here in peft, and of the merged model in
 transformers (each at most 1e-5 of the largest logit). Both sides of every pair run in this call.
 
-``python benchmarks/lora_exports.py`` prints JSON; the exit status says whether all bars hold. Needs peft and
-transformers.
+``python benchmarks/lora_exports.py [--write]`` prints JSON, and keeps it in ``results/lora_exports.json``;
+the exit status says whether all bars hold. Needs peft and transformers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import write
 
 from mindspeed_models.features.lora import Lora
 from mindspeed_testing.verify import verify
@@ -141,6 +142,8 @@ def main() -> int:
     """Print both tables; the exit status says whether the bars hold."""
     found = {"layouts": layouts(), "logits": logits()}
     print(json.dumps(found, indent=1))
+    if "--write" in sys.argv[1:]:
+        write("lora_exports", found)
     fine = all(error is not None and error <= LAYOUTS for error in found["layouts"].values())
     return 0 if fine and all(error <= LOGITS for error in found["logits"].values()) else 1
 

@@ -9,6 +9,7 @@ import pytest
 
 from mindspeed_core import check
 from mindspeed_core.errors import ArgumentError, NamedFileError
+from mindspeed_core.feature import Feature
 from mindspeed_testing import run_world
 from mindspeed_train import setup
 from mindspeed_train.arguments import run_length, sizes
@@ -136,6 +137,7 @@ def start(total_memory, **more):
     assert checked.ok, checked.problems
     session = SimpleNamespace(
         plan=SimpleNamespace(names=("built",)),
+        registry=SimpleNamespace(features={"built": SimpleNamespace(cls=Feature)}),
         platform=SimpleNamespace(total_memory=lambda: total_memory),
         provenance=dict.fromkeys(flags | more, "given"),
         implementations=lambda stage: (),
@@ -166,6 +168,18 @@ def test_a_model_that_a_feature_builds_is_not_weighed():
     session, args = start(0)
     session.implementations = lambda stage: ("built",) if stage == "build_model_chunk" else ()
     sizes.check_weights_fit(session, args)
+
+
+def test_a_gate_that_a_feature_adds_is_weighed():
+    class Gated(Feature):
+        @classmethod
+        def model_facts(cls, args):
+            return {"gated_linear_unit": True}
+
+    session, args = start(0)
+    without = sizes._weights(session, args)["ffn_hidden_size"]
+    session.registry.features["built"].cls = Gated
+    assert sizes._weights(session, args)["ffn_hidden_size"] == without * 3 / 2
 
 
 def test_a_device_is_asked_for_its_memory_once_the_rank_has_chosen_it(monkeypatch):

@@ -20,7 +20,8 @@ def weighed(case):
     with activate(f"{FLAGS} {case}".split(), host="standalone") as session:
         run = loop.setup(session)
         try:
-            return sum(map(local_size, run.model[0].parameters())), sum(sizes._weights(run.args).values())
+            bound = sum(sizes._weights(session, run.args).values())
+            return sum(map(local_size, run.model[0].parameters())), bound
         finally:
             loop.teardown(session)
 

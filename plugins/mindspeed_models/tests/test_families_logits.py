@@ -1,6 +1,7 @@
 """Models of every family give transformers' logits, loaded straight from the files under several layouts."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -97,6 +98,31 @@ MUTATIONS = {
 }
 
 
+SECOND, KEYS = (
+    re.compile(r"(.*\b(?:layers|h)\.)1(\..*)"),
+    re.compile(r"k_proj|kv_b_proj|W_pack|query_key_value"),
+)
+
+
+def layers_exchanged(tensors):
+    """Exchange the second and third layer."""
+    for name in [*tensors]:
+        if found := SECOND.fullmatch(name):
+            swap([name, f"{found[1]}2{found[2]}"], tensors, WHOLE, WHOLE)
+
+
+def keys_exchanged(tensors):
+    """Exchange the halves of a layer's keys: groups, heads, or parts of the one there is."""
+    (name,) = (
+        each for each in tensors if SECOND.fullmatch(each) and KEYS.search(each) and each.endswith("weight")
+    )
+    rows = len(tensors[name])
+    # Queries come before keys where they are in one tensor.
+    first, rows = (rows // 3, rows // 3) if "W_pack" in name else (0, rows)
+    middle = first + rows // 2
+    swap([name], tensors, slice(first, middle), slice(middle, first + rows))
+
+
 @pytest.fixture(scope="module")
 def alone(folder, tmp_path_factory):
     """Few families in one process, an old config.json, and models in which something is wrong."""
@@ -117,6 +143,15 @@ def test_logits_are_those_of_transformers(alone, name):
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_wrong_mapping_shows_in_the_logits(alone, name):
     assert alone[name] > 1e-3
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("change", [layers_exchanged, keys_exchanged], ids=lambda change: change.__name__)
+def test_a_wrong_mapping_shows_in_the_logits_of_every_family(folder, tmp_path, change):
+    paths = [mutated(folder(name), tmp_path / name, change) for name in MODELS]
+    (found,) = run_world(logits_of, 1, [(str(path), []) for path in paths], timeout=900)
+    sizes = {path.name: difference(path, [logits]) for path, logits in zip(paths, found)}
+    assert {name: size for name, size in sizes.items() if size < 1e-3} == {}
 
 
 @pytest.mark.thorough

@@ -16,17 +16,24 @@ hidden size ``h``, query heads ``a``, key-value groups ``g``, head width ``d``, 
 - multi-token prediction: per depth one layer more, ``4 s h^2`` for joining the states, and the logits again
 - logits: ``2 s h v``, with the padded vocabulary
 
-Backward costs twice forward. That is the *model* count: it does not depend on how the model is run. The
-*hardware* count adds the parts whose forward pass is run again by activation recompute. Kernels that compute
-the masked half of the scores as well (megatron-core's own attention does) execute more than either.
+Backward costs twice forward: as much for the gradient of a product's input as for that of its weight. Where
+weights are frozen (`partial_training.PartialTraining`), their gradients are left out, and matrices that
+train beside them are counted like any other. That is the *model* count: it does not depend on how the model
+is run. The *hardware* count adds the parts whose forward pass is run again by activation recompute. Kernels
+that compute the masked half of the scores as well (megatron-core's own attention does) execute more than
+either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from mindspeed_megatron.partial_training import PartialTraining
+
+_SCORES = "attention scores"
 _EXPERTS = ("router", "experts", "shared experts")
 
 
@@ -37,15 +44,17 @@ class FlopCount:
     Attributes:
         forward: operations of the forward pass by part of the model.
         recomputed: operations of the forward pass that are run again in backward.
+        frozen: operations of backward that frozen weights leave out: their own gradients.
     """
 
     forward: Mapping[str, float]
     recomputed: float
+    frozen: float = 0.0
 
     @property
     def model(self) -> float:
         """Return forward and backward, without recompute."""
-        return 3.0 * sum(self.forward.values())
+        return 3.0 * sum(self.forward.values()) - self.frozen
 
     @property
     def hardware(self) -> float:
@@ -64,7 +73,14 @@ def uncounted(config: Any) -> str:
     return ""
 
 
-def count_flops(config: Any, *, seq_length: int, vocab_size: int, causal: bool = True) -> FlopCount:
+def count_flops(
+    config: Any,
+    *,
+    seq_length: int,
+    vocab_size: int,
+    causal: bool = True,
+    partial: PartialTraining | None = None,
+) -> FlopCount:
     """Count the operations of one sequence through a GPT.
 
     Args:
@@ -72,22 +88,40 @@ def count_flops(config: Any, *, seq_length: int, vocab_size: int, causal: bool =
         seq_length: tokens of the sequence, before any sharding.
         vocab_size: rows of the output layer, padding included.
         causal: count what the mask leaves; False counts every pair of positions.
+        partial: what trains, where some weights are frozen; None where everything does.
     """
-    layers = [
+    plain = [
         layer_forward(config, seq_length, routed=routed, windowed=windowed, causal=causal)
         for routed, windowed in zip(_routed(config), _windowed(config))
     ]
     depth = getattr(config, "mtp_num_layers", None) or 0
-    predictions = [layers[-1]] * depth
-    forward: dict[str, float] = {}
-    for layer in [*layers, *predictions]:
-        for part, operations in layer.items():
-            forward[part] = forward.get(part, 0.0) + operations
     joining = 4.0 * seq_length * config.hidden_size**2
+    once = {"logits": 2.0 * seq_length * config.hidden_size * vocab_size * (1 + depth)}
     if depth:
-        forward["multi-token prediction"] = depth * joining
-    forward["logits"] = 2.0 * seq_length * config.hidden_size * vocab_size * (1 + depth)
-    return FlopCount(forward, _recomputed(config, layers, predictions, joining))
+        once["multi-token prediction"] = depth * joining
+    layers, added = plain, {}
+    if partial is not None:
+        added = {part: 2.0 * seq_length * elements for part, elements in partial.added.items()}
+        layers = [{part: work + added.get(part, 0.0) for part, work in layer.items()} for layer in plain]
+    predictions = [layers[-1]] * depth
+    forward = _summed([*layers, *predictions, once])
+    forward["logits"] += added.get("logits", 0.0) * (1 + depth)
+    recomputed = _recomputed(config, layers, predictions, joining, seq_length)
+    if partial is None:
+        return FlopCount(forward, recomputed)
+    own = _summed([*plain, *[plain[-1]] * depth, once])
+    trained = {_SCORES, *partial.trained}
+    frozen = sum(work for part, work in own.items() if part not in trained)
+    return FlopCount(forward, recomputed, frozen)
+
+
+def _summed(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Add up the operations of several tables by part."""
+    total: dict[str, float] = {}
+    for table in tables:
+        for part, operations in table.items():
+            total[part] = total.get(part, 0.0) + operations
+    return total
 
 
 def layer_forward(config: Any, s: int, *, routed: bool, windowed: bool, causal: bool) -> dict[str, float]:
@@ -120,7 +154,7 @@ def _attention(config: Any, s: int, pairs: float) -> dict[str, float]:
     gate = queries if getattr(config, "attention_output_gate", False) else 0
     return {
         "attention projections": 2.0 * s * h * (queries + 2 * groups + gate) + 2.0 * s * queries * h,
-        "attention scores": 4.0 * pairs * queries,
+        _SCORES: 4.0 * pairs * queries,
     }
 
 
@@ -136,7 +170,7 @@ def _latent_attention(config: Any, s: int, pairs: float) -> dict[str, float]:
     output = heads * config.v_head_dim * h
     return {
         "attention projections": 2.0 * s * (queries + keys_values + output),
-        "attention scores": 2.0 * pairs * heads * (score_width + config.v_head_dim),
+        _SCORES: 2.0 * pairs * heads * (score_width + config.v_head_dim),
     }
 
 
@@ -175,6 +209,7 @@ def _recomputed(
     layers: Sequence[Mapping[str, float]],
     predictions: Sequence[Mapping[str, float]],
     joining: float,
+    s: int,
 ) -> float:
     if config.recompute_granularity == "full":
         again = len(layers)
@@ -187,26 +222,25 @@ def _recomputed(
         return total + sum(sum(layer.values()) + joining for layer in predictions)
     if config.recompute_granularity == "selective":
         modules = config.recompute_modules or ["core_attn"]
-        return sum(_selected(config, modules, layer) for layer in [*layers, *predictions])
+        return sum(_selected(config, modules, layer, s) for layer in [*layers, *predictions])
     return 0.0
 
 
-def _selected(config: Any, modules: Sequence[str], layer: Mapping[str, float]) -> float:
+def _selected(config: Any, modules: Sequence[str], layer: Mapping[str, float], s: int) -> float:
     """Count what one layer runs again when only ``modules`` are recomputed; norms cost nothing."""
-    parts = {"core_attn": ("attention scores",), "mlp": ("mlp",), "moe": _EXPERTS}
+    parts = {"core_attn": (_SCORES,), "mlp": ("mlp",), "moe": _EXPERTS}
     if "moe" not in modules:
         parts["shared_experts"] = ("shared experts",)
     total = sum(layer.get(part, 0.0) for module in modules for part in parts.get(module, ()))
     if "mla_up_proj" in modules and _is_latent(config) and layer:
-        total += _up_projections(config, layer)
+        total += _up_projections(config, s)
     return total
 
 
-def _up_projections(config: Any, layer: Mapping[str, float]) -> float:
+def _up_projections(config: Any, s: int) -> float:
     """Count the part of latent attention's projections that lead out of the latent widths."""
     heads = config.num_attention_heads
     ups = config.kv_lora_rank * heads * (config.qk_head_dim + config.v_head_dim)
     if config.q_lora_rank is not None:
         ups += config.q_lora_rank * heads * (config.qk_head_dim + config.qk_pos_emb_head_dim)
-    per_token = _latent_attention(config, 1, 0.0)["attention projections"]
-    return layer["attention projections"] * 2.0 * ups / per_token
+    return 2.0 * s * ups

@@ -107,12 +107,18 @@ def describe_model(
     if "padded_vocab_size" in arguments:
         arguments["softmax_vocab_size"] = session.state(Vocabulary).kept or arguments["padded_vocab_size"]
     facts: dict[str, Any] = {}
-    for name in session.plan.names:
-        said = session.registry.features[name].cls.model_facts(session.args if args is None else args)
-        for fact, value in said.items():
-            # What a feature puts in the place of a field is that field.
-            (values if fact in values else facts)[fact] = _plain(fact, value)
+    for fact, value in feature_facts(session, session.args if args is None else args).items():
+        # What a feature puts in the place of a field is that field.
+        (values if fact in values else facts)[fact] = _plain(fact, value)
     return ModelRecord(values, arguments, facts, defaults=_defaults(config))
+
+
+def feature_facts(session: Session, args: Namespace) -> dict[str, Any]:
+    """Return what active features say that they change of a model built from arguments."""
+    found: dict[str, Any] = {}
+    for name in session.plan.names:
+        found.update(session.registry.features[name].cls.model_facts(args))
+    return found
 
 
 @dataclass

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
-from mindspeed_megatron.flops import count_flops, uncounted
+from mindspeed_megatron.flops import uncounted
+from mindspeed_megatron.partial_training import count_run
 from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:
@@ -146,5 +147,5 @@ def _work_of(run: Run, lengths: torch.Tensor) -> StepWork:
 def _operations(run: Run, length: int) -> tuple[float, float]:
     if not length:
         return 0.0, 0.0
-    found = count_flops(run.config, seq_length=length, vocab_size=run.args.padded_vocab_size)
+    found = count_run(run, length)
     return found.model, found.hardware

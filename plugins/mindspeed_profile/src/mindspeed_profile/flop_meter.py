@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.errors import UserError
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.metrics import Report
-from mindspeed_megatron.flops import count_flops, uncounted
+from mindspeed_megatron.flops import uncounted
 from mindspeed_megatron.instruments.device_peak import peak_tflops
 from mindspeed_megatron.instruments.operations import operations
 from mindspeed_megatron.instruments.passes import BACKWARD, FORWARD, RECOMPUTED, current_pass
 from mindspeed_megatron.instruments.work_counter import WorkCounter
 from mindspeed_megatron.padding import StepLengths
+from mindspeed_megatron.partial_training import count_run
 from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class FlopMeter:
         )
         if not self._by_formula or not length or not rows:
             return None
-        return count_flops(run.config, seq_length=length, vocab_size=rows).model
+        return count_run(run, length, rows).model
 
     def _share(self, found: dict[str, Any], name: str, of: str) -> None:
         if self._peak:

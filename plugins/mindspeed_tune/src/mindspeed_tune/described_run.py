@@ -101,7 +101,7 @@ def sizes(run: Any) -> dict[str, float]:
     found["moe_layers"] = sum(
         type(module).__name__ == "MoELayer" for chunk in run.model for module in chunk.modules()
     )
-    found["model_flops"] = _model_flops(args, config)
+    found["model_flops"] = _model_flops(run)
     return found
 
 
@@ -140,12 +140,14 @@ def _buffers(chunk: Any, name: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _model_flops(args: Any, config: Any) -> float:
+def _model_flops(run: Any) -> float:
     """Return the operations of the model in a step; 0 where nobody counts them."""
-    from mindspeed_megatron.flops import count_flops, uncounted
+    from mindspeed_megatron.flops import uncounted
+    from mindspeed_megatron.partial_training import count_run
 
+    args = run.args
     vocabulary = getattr(args, "padded_vocab_size", None)
     length, batch = getattr(args, "seq_length", None), getattr(args, "global_batch_size", None)
-    if uncounted(config) or not (vocabulary and length and batch):
+    if uncounted(run.config) or not (vocabulary and length and batch):
         return 0.0
-    return count_flops(config, seq_length=length, vocab_size=vocabulary).model * batch
+    return count_run(run, length, vocabulary).model * batch

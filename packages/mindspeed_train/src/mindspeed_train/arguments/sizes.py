@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.platforms.process_memory import attainable_bytes
+from mindspeed_megatron.model_record import feature_facts
 from mindspeed_train.arguments.errors import argument_error, option
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def check_weights_fit(session: Session, args: Namespace) -> None:
     """
     if any(name in session.plan.names for stage in _STAGES for name in session.implementations(stage)):
         return
-    parts = _weights(args)
+    parts = _weights(session, args)
     device = session.platform.total_memory()
     needed = sum(parts.values()) * args.params_dtype.itemsize
     if needed > device:
@@ -53,7 +54,7 @@ def exhausted(session: Session, args: Namespace, error: Exception) -> ArgumentEr
     text = str(error).partition("\n")[0]
     if not isinstance(error, MemoryError) and not any(sign in text.lower() for sign in _NO_MEMORY):
         return None
-    parts = _weights(args)
+    parts = _weights(session, args)
     name = _to_lower(session, args, max(parts, key=lambda name: parts[name]))
     reason = f"there is no memory for a model of this size ({text or 'MemoryError'})"
     return argument_error(args, option(name), reason, _MORE)
@@ -81,7 +82,7 @@ def check_index_fits(args: Namespace, samples: tuple[int, int | None, int]) -> N
         raise _too_large(args, name, count * _SAMPLE, memory, f"for the index of {count:,} samples")
 
 
-def _weights(args: Namespace) -> dict[str, float]:
+def _weights(session: Session, args: Namespace) -> dict[str, float]:
     """Return the parameters of a rank on average, by the flag that they follow from most."""
     across = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
     experts_across = (
@@ -89,7 +90,7 @@ def _weights(args: Namespace) -> dict[str, float]:
     )
     if args.use_megatron_fsdp or args.use_torch_fsdp2:
         across = experts_across = args.world_size
-    hidden, gated = args.hidden_size, 1 + bool(args.swiglu or args.quick_geglu)
+    hidden, gated = args.hidden_size, 1 + _gated(session, args)
     heads = args.kv_channels * args.num_attention_heads
     attention = 0 if args.multi_latent_attention else 2 * hidden * heads
     matrices = hidden * (1 + gated)
@@ -108,6 +109,12 @@ def _weights(args: Namespace) -> dict[str, float]:
         of_expert = matrices * args.moe_ffn_hidden_size
         parts["num_experts"] = float(args.num_layers) * args.num_experts * of_expert / experts_across
     return parts
+
+
+def _gated(session: Session, args: Namespace) -> bool:
+    """Return whether MLPs have a gate, by megatron-core's flags or by what a feature says of the model."""
+    flags = bool(args.swiglu or args.quick_geglu)
+    return bool(feature_facts(session, args).get("gated_linear_unit", flags))
 
 
 def _to_lower(session: Session, args: Namespace, name: str) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mindspeed_megatron.flops import FlopCount, count_flops, uncounted
+from mindspeed_megatron.flops import FlopCount, uncounted
 from mindspeed_megatron.instruments.device_peak import peak_tflops
+from mindspeed_megatron.partial_training import count_run
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -59,7 +60,7 @@ def operations_of(run: Run) -> FlopCount | None:
     """Count the operations of one of the run's sequences; None where the formula does not cover its model."""
     if uncounted(run.config):
         return None
-    return count_flops(run.config, seq_length=run.args.seq_length, vocab_size=run.args.padded_vocab_size)
+    return count_run(run, run.args.seq_length)
 
 
 def measure_throughput(run: Run) -> Throughput:

@@ -25,6 +25,12 @@ _EXPERTS = tuple(
 )
 
 
+_FURTHER = (
+    *("--mtp-num-layers", "2", "--position-embedding-type", "rope"),
+    "--untie-embeddings-and-output-weights",
+)
+
+
 def write_samples(folder: Path) -> None:
     """Write eight samples that fill four rows of 128 tokens; a third of each is a prompt."""
     import numpy as np
@@ -77,6 +83,8 @@ PROOFS = (
     ),
     _same("experts-pp2", (*_EPOCH, *_VARIABLE, *_EXPERTS, *_PP2), (*_EPOCH, *_EXPERTS), ranks=2),
     _same("experts-tp2-sp", (*_EPOCH, *_EXPERTS, *_TP2), (*_EPOCH, *_VARIABLE, *_EXPERTS), ranks=2),
+    _same("further-tokens", (*_EPOCH, *_VARIABLE, *_FURTHER), (*_EPOCH, *_FURTHER)),
+    _same("further-tokens-pp2", (*_EPOCH, *_VARIABLE, *_FURTHER, *_PP2), (*_EPOCH, *_FURTHER), ranks=2),
     Scenario(
         "resume",
         flags=(*_DATA, *_LONG, *_ROWS, *_VARIABLE, "--group-by-length"),
@@ -91,6 +99,13 @@ PACKED_PROOFS = (
         "unpacked",
         flags=(*_DATA, *_LONG, *_ROWS, *_PACK),
         baseline=(*_DATA, *_LONG, *_EPOCH),
+        files=_FILES,
+        tolerance=1e-5,
+    ),
+    Scenario(
+        "unpacked-further-tokens",
+        flags=(*_DATA, *_LONG, *_ROWS, *_PACK, *_FURTHER),
+        baseline=(*_DATA, *_LONG, *_EPOCH, *_FURTHER),
         files=_FILES,
         tolerance=1e-5,
     ),

@@ -180,9 +180,11 @@ class Lora(Feature):
     def build_model(self, session: Session, args: Any) -> Generator[None, Any, Any]:
         """Freeze the base."""
         chunks = yield
-        from mindspeed_megatron.unwrap import chunks_of
+        from mindspeed_megatron.partial_training import TrainedParts
+        from mindspeed_megatron.unwrap import chunks_of, unwrap
         from mindspeed_models.lora.place import adapt_compressing, adapt_output_layers
         from mindspeed_models.lora.trained import freeze, let_inputs_learn
+        from mindspeed_models.lora.work import partial_training
 
         options = _options(session, args)
         built = chunks_of(chunks)
@@ -190,6 +192,10 @@ class Lora(Feature):
         adapt_output_layers(session, built, options, _seed(args))
         freeze(session, built, options.modules, in_fp32=options.in_fp32)
         let_inputs_learn(built, args.lora_register_forward_hook or ())
+        model = unwrap(built[0])
+        session.state(TrainedParts).partial = partial_training(
+            options, model.config, model.vocab_size, tied=model.share_embeddings_and_output_weights
+        )
         return chunks
 
     @hookimpl(wrapper=True, tryfirst=True)

@@ -31,6 +31,7 @@ from mindspeed_models.weights.distributed_file import (
     write_object,
     write_tensor,
 )
+from mindspeed_models.weights.free_memory import give_back
 from mindspeed_models.weights.hf_files import HfFiles
 from mindspeed_models.weights.legacy_files import LegacyReader
 from mindspeed_models.weights.module_state import state_keys
@@ -198,6 +199,9 @@ def _write_part(
         for chunk in chunks:
             tensor = reader.read(chunk.key, chunk.offset, chunk.shape)
             placed.append(write_tensor(file, chunk, tensor.to(options.dtype or tensor.dtype)))
+            # Before the next chunk is read.
+            del tensor
+            give_back()
     except BaseException:
         file.abort()
         raise
