@@ -136,10 +136,6 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
     *refused(
         NEWER_MEGATRON_LM,
         {
-            "batches of a training grow by equal steps": (
-                "use --rampup-batch-size and --global-batch-size",
-                "--step-batch-size-schedule",
-            ),
             "a validation has the batch size of the training": (LEAVE_OUT, "--eval-global-batch-size"),
             "hybrid and Mamba models need TransformerEngine's layers": (
                 "train a GPT without it",
