@@ -32,6 +32,7 @@ def parse(text, host="standalone"):
     ("flags", "expected"),
     [
         ("--qk-nope-head-dim 64", {"qk_head_dim": 64}),
+        ("--use-mc2 --use-deter-comp", {"use_ascend_mc2": True, "npu_deterministic": True}),
         ("--qk-rope-head-dim 32", {"qk_pos_emb_head_dim": 32}),
         (f"{MLA} --rope-scaling-type yarn", {"rope_type": "yarn"}),
         ("--o2-optimizer", {"quant_states": "bf16"}),

@@ -136,6 +136,10 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
     *refused(
         NEWER_MEGATRON_LM,
         {
+            "the installed Megatron-LM's batches grow by equal steps": (
+                "use mindspeed-train, or --rampup-batch-size and --global-batch-size",
+                "--step-batch-size-schedule",
+            ),
             "a validation has the batch size of the training": (LEAVE_OUT, "--eval-global-batch-size"),
             "hybrid and Mamba models need TransformerEngine's layers": (
                 "train a GPT without it",

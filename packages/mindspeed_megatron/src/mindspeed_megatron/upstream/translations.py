@@ -276,6 +276,8 @@ TRANSLATIONS: Mapping[str, Entry] = {
         MINDSPEED_LLM,
         {
             "--moe-intermediate-size": "--moe-ffn-hidden-size",
+            "--use-mc2": "--use-ascend-mc2",
+            "--use-deter-comp": "--npu-deterministic",
             "--shared-expert-gate": "--moe-shared-expert-gate",
             "--add-rmsnorm-offset": "--apply-layernorm-1p",
             "--partial-rotary-factor": "--rotary-percent",
