@@ -460,7 +460,7 @@ def launch_scripts_page(registry: Registry) -> str:
         "this repository installed: each flag has a verdict, and the whole is checked for the world that the",
         "script was written for. `python tests/launch_scripts/checked_lines.py` makes the table.",
         "",
-        "`plans.py` and `twins.py` beside it go further: a dry run of an accepted script at its full size and",
+        "`plans.py` and `twins.py` beside it go further: dry runs of an accepted script at its full size and",
         "world, and a tiny twin of it that trains three steps like one process without features. The columns",
         "count the scripts for which they were run as they are now, and found nothing wrong.",
         "",

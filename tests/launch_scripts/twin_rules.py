@@ -80,7 +80,8 @@ _PRECISION = frozenset(
     "--bf16 --fp16 --initial-loss-scale --loss-scale --min-loss-scale --loss-scale-window "
     "--reuse-fp32-param --grad-reduce-in-bf16 --accumulate-allreduce-grads-in-fp32 "
     "--apply-query-key-layer-scaling "
-    "--fp32-residual-connection --no-query-key-layer-scaling".split()
+    "--fp32-residual-connection --no-query-key-layer-scaling --o2-optimizer --o2-gradient --quant-grads "
+    "--quant-states".split()
 )
 """Flags that are of use in 16 bits alone."""
 _LAYOUT = frozenset(
@@ -109,9 +110,7 @@ _MODEL = frozenset(
 _LOCAL = frozenset("--moe-expert-capacity-factor --moe-train-capacity-factor".split())
 """Flags that decide something from the tokens of one rank, so that it depends on the layout."""
 
-_NOT_PLAIN = frozenset(
-    "--no-pad-to-seq-lengths --o2-optimizer --o2-gradient --use-mc2 --use-custom-fsdp".split()
-)
+_NOT_PLAIN = frozenset("--no-pad-to-seq-lengths --use-mc2 --use-custom-fsdp".split())
 """Other spellings of what a feature does, without which its reference has to train the same."""
 _CONVERSATIONS = ("{files}/conversations",)
 
@@ -304,6 +303,8 @@ def _stages(layout: str) -> int:
 def _layers(given: Flags, layout: Layout) -> int:
     if "--pipeline-num-transformer-layers" in given:
         return sum(map(sum, _lists(given["--pipeline-num-transformer-layers"][0])))
+    if "--num-layer-list" in given:
+        return layout.pipeline + 1
     if "--account-for-embedding-in-pipeline-split" in given:
         # The embedding and the loss count as a layer each.
         return 2 * layout.pipeline * layout.parts - 2
@@ -337,7 +338,12 @@ def _dense_first(words: tuple[str, ...], given: Flags, layout: Layout) -> tuple[
 
 def _noop(words: tuple[str, ...], given: Flags, layout: Layout) -> tuple[str, ...]:
     last = _layers(given, layout) - 1
-    return (",".join(str(min(int(place), last)) for place in words[0].split(",")),)
+    places = {min(int(place), last) for place in words[0].split(",")}
+    return (",".join(map(str, sorted(places))),)
+
+
+def _layer_list(words: tuple[str, ...], given: Flags, layout: Layout) -> tuple[str, ...]:
+    return (",".join(["1"] * (layout.pipeline - 1) + ["2"]),)
 
 
 def _pipeline_layout(words: tuple[str, ...], given: Flags, layout: Layout) -> tuple[str, ...]:
@@ -367,6 +373,7 @@ _SPECIAL: Mapping[str, Callable[[tuple[str, ...], Flags, Layout], tuple[str, ...
     ),
     "--moe-layer-freq": _dense_first,
     "--noop-layers": _noop,
+    "--num-layer-list": _layer_list,
     "--pipeline-model-parallel-layout": _pipeline_layout,
     "--hierarchical-context-parallel-sizes": _context_sizes,
 }
