@@ -20,6 +20,11 @@ from verdicts import digest, sorted_flags
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_megatron.upstream.translations import TRANSLATIONS
 
+STEPS = 3
+TOLERANCE = 1e-4
+"""Largest relative error of losses and gradients in float32: sums of other orders, and fused operators."""
+NEAR = 3e-2
+"""Largest relative error of losses in 16 bits."""
 AT_MOST = 8
 """Processes of a twin."""
 NOT_IN_TWINS = frozenset(
@@ -142,7 +147,7 @@ class Twin:
     def key(self) -> str:
         """Return the digest under which its outcome is kept."""
         sides = (sorted_flags(self.flags), sorted_flags(self.plain))
-        return digest(*sides, self.world_size, self.plain_world_size)
+        return digest(STEPS, TOLERANCE, NEAR, *sides, self.world_size, self.plain_world_size)
 
     @property
     def has_16_bits(self) -> bool:

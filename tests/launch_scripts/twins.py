@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import checked_lines
 from checked_lines import Script
-from twin_rules import AT_MOST, Twin, twin_of
+from twin_rules import AT_MOST, NEAR, STEPS, TOLERANCE, Twin, twin_of
 from verdicts import Record, summary
 
 from mindspeed_core.validation import check
@@ -37,11 +37,6 @@ from mindspeed_testing.training import (
 )
 from mindspeed_testing.worlds import run_world
 
-STEPS = 3
-TOLERANCE = 1e-4
-"""Largest relative error of losses and gradients in float32: sums of other orders, and fused operators."""
-NEAR = 3e-2
-"""Largest relative error of losses in 16 bits."""
 RECORD = "trained.json"
 """The outcomes of all twins."""
 FILES = ("twin_data:write_conversations",)
