@@ -40,8 +40,8 @@ NOT_IN_TWINS = frozenset(
     # The length of the run, and what depends on it.
     "--train-iters --train-samples --exit-interval --exit-duration-in-mins --lr-decay-iters "
     "--lr-decay-samples --lr-warmup-fraction --lr-warmup-iters --lr-warmup-samples --lr-warmup-init "
-    "--rampup-batch-size --lr --min-lr --decoupled-lr --decoupled-min-lr --lr-decay-style "
-    "--lr-wsd-decay-style --adam-eps "
+    "--rampup-batch-size --step-batch-size-schedule --lr --min-lr --decoupled-lr --decoupled-min-lr "
+    "--lr-decay-style --lr-wsd-decay-style --adam-eps "
     # The vocabulary, random numbers.
     "--vocab-size --padded-vocab-size --make-vocab-size-divisible-by --attention-dropout --hidden-dropout "
     "--seed --use-cpu-initialization --fsdp2-config-path".split()
@@ -109,7 +109,8 @@ _LAYOUT = frozenset(
 _MODEL = frozenset(
     "--n-shared-experts --moe-model-type --moe-train-capacity-factor --alibi-fusion-attn-type "
     "--is-instruction-dataset --pack-samples --lora-r --lora-alpha --lora-target-modules "
-    "--moe-router-best-of-group --moe-shared-expert-gate".split()
+    "--moe-router-best-of-group --moe-shared-expert-gate --muon-fp32-matmul-prec --muon-momentum "
+    "--muon-extra-scale-factor --muon-scale-mode".split()
 )
 """Flags of features that say which model is trained: the twin's reference has them too."""
 _LOCAL = frozenset("--moe-expert-capacity-factor --moe-train-capacity-factor".split())
@@ -199,6 +200,9 @@ def twin_of(script: Script) -> Twin:
     if flags.get("--dataloader-type") == ("cyclic",):
         # Ranks that shuffle a part of the data each see other samples than one process does.
         flags["--no-data-sharding"] = ()
+    if flags.get("--optimizer", ("adam",))[0] in ("muon", "dist_muon"):
+        # Products of bfloat16 numbers, its default, would hide what layouts do.
+        flags["--muon-fp32-matmul-prec"] = ("high",)
     unit = layout.data_parallel_size * int(flags.get("--micro-batch-size", ("1",))[0])
     batch = unit * max(2, 2 * layout.pipeline)
     flags["--global-batch-size"] = (str(batch),)
