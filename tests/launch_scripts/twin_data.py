@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_SAMPLES = 128
+_SAMPLES = 1024
+"""More than any twin reads in a round."""
 _SHORTEST, _LONGEST = 6, 30
 """Tokens of a sample, of which a third is its prompt; they fit into the rows of a twin."""
 _VOCABULARY = 128

@@ -91,7 +91,8 @@ def _train_sides(
     commands: Sequence[Sequence[str]], world_size: int, initial: CanonicalState, timeout: float
 ) -> list[SideResult]:
     """Train several command lines in one world, one after the other."""
-    length = STEPS + 1
+    # As long as `train_side` makes the reference: which rows are packed depends on how many are asked for.
+    length = STEPS + 21
     with ExitStack() as stack:
         requests = [
             SideRequest(
