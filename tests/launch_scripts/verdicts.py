@@ -84,7 +84,11 @@ def summary(name: str, scripts: Mapping[str, Sequence[str]], *, whole: bool) -> 
     if whole:
         record.entries = {key: entry for key, entry in record.entries.items() if key in scripts}
     for key in record.entries.keys() & scripts.keys():
-        record.entries[key] = {**record.entries[key], "scripts": list(scripts[key])}
+        before = () if whole else record.entries[key].get("scripts", ())
+        record.entries[key] = {
+            **record.entries[key],
+            "scripts": list(dict.fromkeys((*before, *scripts[key]))),
+        }
     record.write()
     good, bad = (
         [key for key in scripts if record.entries.get(key, {}).get("verdict") == verdict]
