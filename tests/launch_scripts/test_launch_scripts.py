@@ -8,7 +8,7 @@ import checked_lines
 import pytest
 
 RECORD = checked_lines.LINES.parent / "accepted.json"
-LEAST = {"mindspeed": 55, "megatron_lm_0.16.1": 101, "megatron_lm_newest": 133, "mindspeed_llm": 48}
+LEAST = {"mindspeed": 55, "megatron_lm_0.16.1": 101, "megatron_lm_newest": 135, "mindspeed_llm": 48}
 """Scripts of each source that start today; the others name what is not here."""
 LEAST_IN_SCRIPTS = {
     "mindspeed": 55,

@@ -32,6 +32,7 @@ def parse(text, host="standalone"):
     ("flags", "expected"),
     [
         ("--qk-nope-head-dim 64", {"qk_head_dim": 64}),
+        ("--use-mc2 --use-deter-comp", {"use_ascend_mc2": True, "npu_deterministic": True}),
         ("--qk-rope-head-dim 32", {"qk_pos_emb_head_dim": 32}),
         (f"{MLA} --rope-scaling-type yarn", {"rope_type": "yarn"}),
         ("--o2-optimizer", {"quant_states": "bf16"}),
@@ -113,6 +114,42 @@ def parse(text, host="standalone"):
             f"{EXPERTS} {BY_BEST} --norm-topk-prob --moe-router-topk 1",
             {"moe_router_best_of_group": True, "moe_router_pre_softmax": True},
         ),
+        (
+            f"{EXPERTS} --n-group 2 --topk-group 1 --routed-scaling-factor 2.5",
+            {
+                "moe_router_num_groups": 2,
+                "moe_router_group_topk": 1,
+                "moe_router_topk_scaling_factor": 2.5,
+            },
+        ),
+        (
+            f"{EXPERTS} --n-group 0 --topk-group 0 --routed-scaling-factor 0",
+            {
+                "moe_router_num_groups": None,
+                "moe_router_group_topk": None,
+                "moe_router_topk_scaling_factor": None,
+            },
+        ),
+        (f"{EXPERTS} --n-group 2 --moe-router-num-groups 2", {"moe_router_num_groups": 2}),
+        (
+            f"{EXPERTS} --moe-router-load-balancing-type pai_megatron_aux_loss --n-group 2 --topk-group 1 "
+            "--routed-scaling-factor 16",
+            {
+                "moe_router_num_groups": None,
+                "moe_router_group_topk": None,
+                "moe_router_topk_scaling_factor": None,
+            },
+        ),
+        (
+            f"{EXPERTS} --moe-router-load-balancing-type group_limited_greedy --n-group 2 --topk-group 1 "
+            "--norm-topk-prob --routed-scaling-factor 16",
+            {
+                "moe_router_best_of_group": True,
+                "moe_router_num_groups": 2,
+                "moe_router_group_topk": 1,
+                "moe_router_topk_scaling_factor": None,
+            },
+        ),
         (f"{EXPERTS} --shared-expert-gate", {"moe_shared_expert_gate": True}),
         (f"{EXPERTS} --router-gating-in-fp32 --topk-softmax-in-fp32", {"moe_router_dtype": "fp32"}),
         ("--add-rmsnorm-offset --normalization RMSNorm", {"apply_layernorm_1p": True}),
@@ -163,6 +200,20 @@ def test_a_spelling_gives_the_configuration_that_it_means(flags, expected):
             "--norm-topk-prob",
             "would undo",
         ),
+        (
+            f"{EXPERTS} --norm-topk-prob --moe-router-pre-softmax --routed-scaling-factor 2",
+            "--norm-topk-prob",
+            "would undo",
+        ),
+        (f"{EXPERTS} --n-group 2 --moe-router-num-groups 4", "--n-group", "is given too"),
+        (f"{EXPERTS} --moe-router-num-groups 4 --n-group 2", "--n-group", "is given too"),
+        (f"{EXPERTS} --topk-group 1 --moe-router-group-topk 2", "--topk-group", "is given too"),
+        (
+            f"{EXPERTS} --routed-scaling-factor 2 --moe-router-topk-scaling-factor 1",
+            "--routed-scaling-factor",
+            "is given too",
+        ),
+        (f"{EXPERTS} --n-group two", "--moe-router-num-groups", "two"),
         ("--partial-rotary-factor 0.5 --rotary-percent 0.25", "--partial-rotary-factor", "is given too"),
         (
             "--moe-router-load-balancing-type softmax_topk",
@@ -233,6 +284,22 @@ def test_the_note_says_what_is_read_and_what_leaves():
     (note,) = parsed.flag_notes
     assert note.read_as == "no --moe-router-pre-softmax"
     assert "softmax over these" in note.reason
+
+
+def test_an_older_name_that_another_flag_takes_away_is_noted():
+    balancing = "--moe-router-load-balancing-type pai_megatron_aux_loss"
+    parsed = parse(f"{EXPERTS} {balancing} --n-group 2")
+    notes = {note.flag: note.read_as for note in parsed.flag_notes}
+    assert notes["--n-group 2"] == "left out"
+    assert notes[balancing].endswith("no --moe-router-num-groups")
+
+
+def test_older_names_of_a_dictionary_are_read_too():
+    given = {"num_layers": 4, "num_experts": 4, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5}
+    parsed = known("library").parse_mapping(given)
+    assert parsed.problems == ()
+    assert (parsed.args.moe_router_num_groups, parsed.args.moe_router_group_topk) == (2, 1)
+    assert parsed.args.moe_router_topk_scaling_factor == 2.5
 
 
 def test_a_dictionary_is_translated_too():

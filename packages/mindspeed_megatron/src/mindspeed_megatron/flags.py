@@ -142,6 +142,13 @@ _TRAINING = grouped(
         metavar="N",
         help="Ramp up the batch: start size, increment, samples until --global-batch-size is reached.",
     ),
+    Flag(
+        "--step-batch-size-schedule",
+        type=str,
+        nargs="+",
+        metavar="TOKENS:SIZE",
+        help="Samples per step from given tokens on (K, M, B, T), in place of --global-batch-size.",
+    ),
     Flag("--train-iters", type=int, help="Steps of the whole run."),
     Flag("--train-samples", type=int, help="Samples of the whole run, instead of --train-iters."),
     Flag("--skip-train", help="Train nothing: load, validate and test."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from mindspeed_megatron.broken_packages import why_unusable
 from mindspeed_megatron.corrections import holds
 from mindspeed_megatron.experts import ExpertOutput, PlainExperts
 from mindspeed_megatron.latent_attention import LatentCoreAttention, LatentSelfAttention
+from mindspeed_megatron.layer_patterns import PATTERNS, spelled_out
 from mindspeed_megatron.layer_sites import Site
 from mindspeed_megatron.layer_spec import NORM_ROLES, SpecEditor
 from mindspeed_megatron.plain_norm import PlainNorm
@@ -52,6 +54,21 @@ def build_mtp_spec(
     use_te = _uses_te(args)
     spec = get_gpt_mtp_block_spec(config, layer_spec, use_transformer_engine=use_te, vp_stage=vp_stage)
     return with_residuals(spec if use_te else plain_parts(spec, config), config)
+
+
+def of_last_layer(config: TransformerConfig) -> TransformerConfig:
+    """Return a changed copy: the configuration of a model of the last layer alone, on one stage."""
+    one = copy.copy(config)
+    patterns = {name: getattr(config, name, None) for name in PATTERNS}
+    patterns |= spelled_out({"num_layers": config.num_layers, **patterns})
+    for name, chosen in patterns.items():
+        if isinstance(chosen, list):
+            setattr(one, name, chosen[-1:])
+    one.num_layers, one.pipeline_model_parallel_size = 1, 1
+    one.virtual_pipeline_model_parallel_size = one.pipeline_model_parallel_layout = None
+    one.num_layers_in_first_pipeline_stage = one.num_layers_in_last_pipeline_stage = None
+    one.account_for_embedding_in_pipeline_split = one.account_for_loss_in_pipeline_split = False
+    return one
 
 
 def _uses_te(args: Namespace) -> bool:

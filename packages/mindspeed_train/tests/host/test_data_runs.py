@@ -64,6 +64,20 @@ def ramp(folder):
     return whole, resumed, saved, with_other_data(folder, flags, parts)
 
 
+def schedule(folder):
+    """A run with batches of a schedule, and the same in two parts; tokens are counted in samples of 16."""
+    flags = [
+        *("--data-path", str(folder / "train"), "--eval-iters", "0", "--train-samples", "30"),
+        *shlex.split("--step-batch-size-schedule 0:2 96:4 0.256K:8 --lr-warmup-samples 10"),
+    ]
+    whole = train(*flags, "--run-dir", str(folder / "scheduled"))
+    parts = ["--save", str(folder / "steps"), "--load", str(folder / "steps")]
+    parts += ["--run-dir", str(folder / "scheduled parts")]
+    train(*flags, *parts, "--exit-interval", "4")
+    saved = sorted(path.name for path in (folder / "steps").glob("iter_*"))
+    return whole, train(*flags, *parts), saved
+
+
 def with_other_data(folder, flags, parts):
     """Resuming with another dataset, refused and allowed, and with the same one elsewhere: what is said."""
     from mindspeed_core.errors import DataError
@@ -267,6 +281,29 @@ def test_a_document_sees_nothing_of_the_one_before_it_when_attention_is_reset(fo
     assert not any(same[:end])
     assert positions[end : end + 3] == [end, 0, 1]
     assert mask == [1.0] * 16
+
+
+@pytest.fixture(scope="module")
+def scheduled(folder):
+    return run_world(schedule, 1, folder, timeout=120)[0]
+
+
+def test_batches_of_a_schedule_are_those_of_its_tokens(scheduled):
+    (records, consumed), _, saved = scheduled
+    # 2 2 2, then 4 4 4 from sample 6 on, then 8 from sample 16 on, the last of them beyond the end.
+    assert consumed == 3 * 2 + 3 * 4 + 2 * 8
+    rates = [rate for _, _, rate, _ in course(records)]
+    # The warm-up is over after 10 samples, in the fourth step.
+    assert rates[:4] == pytest.approx([0.002, 0.004, 0.006, 0.01])
+    assert len(rates) == 8
+    # As with a ramp, the last state of each batch size is saved.
+    assert saved == ["iter_0000003", "iter_0000004"]
+
+
+def test_a_run_resumed_inside_a_schedule_goes_on_as_if_undisturbed(scheduled):
+    (whole, consumed), (parts, consumed_in_parts), _ = scheduled
+    assert course(parts) == course(whole)
+    assert consumed_in_parts == consumed
 
 
 def ramp_in_this_world(folder, name):

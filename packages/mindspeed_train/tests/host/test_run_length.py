@@ -24,6 +24,9 @@ def run(**given):
         "virtual_pipeline_model_parallel_size": None,
         "microbatch_group_size_per_vp_stage": None,
         "rampup_batch_size": None,
+        "step_batch_size_schedule": None,
+        "seq_length": 10,
+        "load": None,
         "train_iters": None,
         "train_samples": None,
         "lr_decay_iters": None,
@@ -86,6 +89,96 @@ def test_the_batch_depends_on_the_samples_consumed_and_nothing_else():
 def test_a_run_that_ends_in_the_ramp_has_samples_for_its_last_step():
     args = run(train_samples=21, rampup_batch_size=[4, 4, 36])
     assert samples_wanted(args)[0] == sum(batches(args)) == 28
+
+
+def scheduled(*words, **given):
+    return run(global_batch_size=None, step_batch_size_schedule=list(words), **given)
+
+
+def test_the_batch_changes_at_the_given_tokens():
+    # 10 tokens a sample: from sample 10 on, and from sample 30 on.
+    args = scheduled("0:4", "100:8", "0.3K:16", train_samples=100)
+    assert batches(args) == [4, 4, 4, 8, 8, 8, 16, 16, 16, 16]
+    assert (args.global_batch_size, args.num_microbatches) == (16, 4)
+    assert batch_at(args, 0).microbatches == 1
+
+
+def test_a_schedule_is_read_as_one_word_and_in_any_order_too():
+    one = scheduled("100:8, 300:16 0:4", train_samples=100)
+    assert batches(one) == batches(scheduled("0:4", "100:8", "300:16", train_samples=100))
+
+
+def test_a_batch_may_shrink_and_a_large_one_leap_over_a_phase():
+    args = scheduled("0:40", "100:8", "200:16", "500:4", train_samples=70)
+    assert batches(args) == [40, 16, 4, 4, 4, 4]
+
+
+def test_suffixes_are_powers_of_ten_in_either_case():
+    args = scheduled("0:4", "1k:8", "1M:12", "1B:16", "1T:20", train_samples=100)
+    found = [batch_at(args, 10**power // 10).samples for power in (2, 3, 6, 9, 12)]
+    assert found == [4, 8, 12, 16, 20]
+
+
+def test_steps_of_a_long_schedule_are_counted_at_once():
+    args = scheduled("0:384", "200B:768", "400B:1152", seq_length=4096, train_samples=195_312_500)
+    consumed = steps = 0
+    while consumed < args.train_samples:
+        consumed += batch_at(args, consumed).samples
+        steps += 1
+    assert args.train_iters == steps
+    assert samples_wanted(args)[0] == consumed
+
+
+def test_the_last_step_of_a_schedule_may_reach_beyond_the_end():
+    args = scheduled("0:16", train_samples=100)
+    assert (args.train_iters, samples_wanted(args)[0]) == (7, 112)
+    assert args.lr_decay_steps == 100
+
+
+def test_first_batches_of_a_resumed_run_need_not_suit_its_ranks():
+    given = {"train_samples": 100, "data_parallel_size": 4, "micro_batch_size": 2}
+    with pytest.raises(ArgumentError, match="multiples of 8"):
+        scheduled("0:4", "100:8", **given)
+    args = scheduled("0:4", "100:8", load="folder", **given)
+    assert batch_at(args, 12).samples == 8
+    with pytest.raises(ArgumentError, match="fewer ranks"):
+        batch_at(args, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"step_batch_size_schedule": ["0:4"]}, "--global-batch-size 16"),
+        ({"step_batch_size_schedule": ["0:4"], "rampup_batch_size": [4, 4, 36]}, "--global-batch-size 16"),
+        (
+            {"step_batch_size_schedule": ["0:4"], "global_batch_size": None, "rampup_batch_size": [4, 4, 36]},
+            "--rampup-batch-size '4 4 36'",
+        ),
+        (
+            {"step_batch_size_schedule": ["0:4"], "global_batch_size": None, "train_samples": None}
+            | {"train_iters": 5},
+            "--train-samples",
+        ),
+        *(
+            ({"step_batch_size_schedule": words, "global_batch_size": None}, named)
+            for words, named in (
+                (["100:4"], "begin with 0:SIZE"),
+                (["0:4", "5:8"], "two batches from sample 0"),
+                (["0:4", "100"], "'100'"),
+                (["0:4", "1G:8"], "'1G'"),
+                (["0:4", "-1:8"], "'-1'"),
+                (["0:4", "100:nan"], "'nan'"),
+                (["0:0"], "a batch of 0"),
+                (["0:4", "100:6"], "multiples of 4"),
+                ([","], "begin with 0:SIZE"),
+            )
+        ),
+    ],
+)
+def test_schedules_that_do_not_fit_are_refused_by_name(given, named):
+    with pytest.raises(ArgumentError) as refused:
+        run(**{"train_samples": 100, **given})
+    assert named in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ class CellKey:
                 MICRO_BATCH: micro_batch_size,
                 GLOBAL_BATCH: MICROBATCHES * micro_batch_size * dp,
                 "--rampup-batch-size": None,
+                "--step-batch-size-schedule": None,
                 **dict.fromkeys((LAYERS_PER_CHUNK, CHUNKS, GRADIENT_OVERLAP, PARAMETER_OVERLAP)),
             }
         )

@@ -41,7 +41,8 @@ def read(
         claimed: says whether an option belongs to a package that is there and cannot be loaded; such a flag
             is never judged here.
     """
-    line, found = Line(given, knows), Read()
+    line, found = Line(_by_newer_names(given, knows), knows), Read()
+    as_given = Line(given, knows)
     without: set[str] = set()
     outcomes: list[tuple[Given, Outcome | None]] = []
     for one in given:
@@ -66,6 +67,8 @@ def read(
             found.problems.append(
                 Problem("E-UPSTREAM-FLAG", outcome.reason, outcome.remedy, flag=one.option, value=_shown(one))
             )
+        elif _is_left_out(one, without):
+            found.notes.append(FlagNote(str(one), "another flag of the line says so", "left out"))
         else:
             new_ones = [token for token in outcome.tokens if token.startswith("--")]
             gone = [o for o in outcome.without if line.has(o) and o != one.option and o not in new_ones]
@@ -73,9 +76,25 @@ def read(
             found.notes.append(FlagNote(str(one), outcome.because, read_as or "given with it"))
             for new in flags_of(outcome.tokens):
                 made.setdefault(new.option, (new.words, one))
-                found.problems += _contradictions(new, one, line, made, without)
+                found.problems += _contradictions(new, one, as_given, made, without)
                 found.given.append(new)
     return found
+
+
+def _by_newer_names(given: Sequence[Given], knows: Callable[[str], bool]) -> list[Given]:
+    """Return the flags, and those with older names under their newer ones too."""
+    found: list[Given] = []
+    for one in given:
+        found.append(one)
+        entry = TRANSLATIONS.get(one.option)
+        if entry is not None and entry.older_name_of and not one.is_off and not knows(one.option):
+            found.append(Given(entry.older_name_of, one.words))
+    return found
+
+
+def _is_left_out(one: Given, without: set[str]) -> bool:
+    """Return whether another flag takes away what this one is an older name of."""
+    return TRANSLATIONS[one.option].older_name_of in without
 
 
 def _without_counterpart(outcome: Translated, lacking: str) -> Outcome:

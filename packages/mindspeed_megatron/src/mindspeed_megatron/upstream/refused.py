@@ -136,8 +136,8 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
     *refused(
         NEWER_MEGATRON_LM,
         {
-            "batches of a training grow by equal steps": (
-                "use --rampup-batch-size and --global-batch-size",
+            "the installed Megatron-LM's batches grow by equal steps": (
+                "use mindspeed-train, or --rampup-batch-size and --global-batch-size",
                 "--step-batch-size-schedule",
             ),
             "a validation has the batch size of the training": (LEAVE_OUT, "--eval-global-batch-size"),

@@ -9,10 +9,22 @@ from mindspeed_megatron.upstream.given import (
     Outcome,
     Refused,
     Translated,
+    Translation,
 )
 
 _BALANCING, _SOFTMAX = "--moe-router-load-balancing-type", "--moe-router-pre-softmax"
 _BEST, _BY_BEST = "--moe-router-best-of-group", "group_limited_greedy"
+
+
+def older_name(option: str) -> Translation:
+    """Return the translation of a router's flag that MindSpeed-LLM renamed; it reads no zero there."""
+
+    def translate(given: Given, line: Line) -> Outcome:
+        if line.number(given.option, 1.0) == 0.0:
+            return ChangesNothing("MindSpeed-LLM does not read a zero")
+        return Translated((option, *given.words))
+
+    return translate
 
 
 def normalized_weights(given: Given, line: Line) -> Outcome:

@@ -30,7 +30,12 @@ from mindspeed_megatron.upstream.given import (
     Translated,
     Translation,
 )
-from mindspeed_megatron.upstream.routing import balancing_type, normalized_weights, sequence_loss
+from mindspeed_megatron.upstream.routing import (
+    balancing_type,
+    normalized_weights,
+    older_name,
+    sequence_loss,
+)
 from mindspeed_megatron.upstream.verdicts import MEGATRON_LM, MINDSPEED, MINDSPEED_LLM
 
 
@@ -236,19 +241,21 @@ class Entry:
         reads: one phrase for the documentation: what is read instead.
         declared: where somebody declares the flag: `NEVER` asked, asked about values that are `NO_CHOICE`
             of it, or `ALWAYS` asked.
+        older_name_of: the flag that it is an older name of; other translations see it under this name too.
     """
 
     source: str
     translate: Translation
     reads: str
     declared: str = "never"
+    older_name_of: str = ""
 
 
 NEVER, NO_CHOICE, ALWAYS = "never", "no choice", "always"
 
 
 def _renamed(source: str, names: Mapping[str, str]) -> dict[str, Entry]:
-    return {old: Entry(source, renamed(new), f"`{new}`") for old, new in names.items()}
+    return {old: Entry(source, renamed(new), f"`{new}`", older_name_of=new) for old, new in names.items()}
 
 
 TRANSLATIONS: Mapping[str, Entry] = {
@@ -269,11 +276,21 @@ TRANSLATIONS: Mapping[str, Entry] = {
         MINDSPEED_LLM,
         {
             "--moe-intermediate-size": "--moe-ffn-hidden-size",
+            "--use-mc2": "--use-ascend-mc2",
+            "--use-deter-comp": "--npu-deterministic",
             "--shared-expert-gate": "--moe-shared-expert-gate",
             "--add-rmsnorm-offset": "--apply-layernorm-1p",
             "--partial-rotary-factor": "--rotary-percent",
         },
     ),
+    **{
+        old: Entry(MINDSPEED_LLM, older_name(new), f"`{new}`", older_name_of=new)
+        for old, new in {
+            "--n-group": "--moe-router-num-groups",
+            "--topk-group": "--moe-router-group-topk",
+            "--routed-scaling-factor": "--moe-router-topk-scaling-factor",
+        }.items()
+    },
     "--router-gating-in-fp32": Entry(
         MINDSPEED_LLM,
         lambda given, line: Translated(("--moe-router-dtype", "fp32")),

@@ -1,8 +1,9 @@
 """The length of a run and the batch of its steps, in steps and in samples.
 
 A run is counted in steps (``--train-iters``) or in samples (``--train-samples``); with samples the batch may
-grow at first (``--rampup-batch-size``). Everything is a function of the arguments and of the samples consumed
-so far, so that a resumed run continues with the batch it would have had.
+grow at first (``--rampup-batch-size``) or change at given tokens (``--step-batch-size-schedule``). Everything
+is a function of the arguments and of the samples consumed so far, so that a resumed run continues with the
+batch it would have had.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mindspeed_core.errors import ArgumentError
+from mindspeed_train.arguments import batch_schedule
+from mindspeed_train.arguments.batch_schedule import schedule_of
 from mindspeed_train.arguments.errors import argument_error, option
 
 _BY_STEPS = ("lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters")
 _BY_SAMPLES = ("lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples")
+_BATCHES = ("rampup_batch_size", "step_batch_size_schedule")
 _MOST_SIZES = 10_000
 """Batch sizes of the longest ramp."""
 
@@ -29,16 +33,22 @@ class StepBatch:
 
 
 def batch_at(args: Namespace, consumed_samples: int) -> StepBatch:
-    """Return the batch of the step that follows after ``consumed_samples``, ramps included."""
-    if not args.rampup_batch_size:
+    """Return the batch of the step that follows after ``consumed_samples``, ramps and schedules included."""
+    schedule = schedule_of(args)
+    if schedule is not None:
+        size = batch_schedule.size_for(args, schedule, consumed_samples)
+    elif args.rampup_batch_size:
+        start, increment, samples = args.rampup_batch_size
+        size = ramped_batch_size(args.global_batch_size, start, increment, samples, consumed_samples)
+    else:
         return StepBatch(args.global_batch_size, args.num_microbatches)
-    start, increment, samples = args.rampup_batch_size
-    size = ramped_batch_size(args.global_batch_size, start, increment, samples, consumed_samples)
     return StepBatch(size, size // (args.micro_batch_size * args.data_parallel_size))
 
 
 def derive_batch(args: Namespace, *, own_schedule: bool = False) -> None:
-    """Set ``global_batch_size`` and ``num_microbatches`` (those after a ramp), and check the ramp.
+    """Set ``global_batch_size`` and ``num_microbatches``, and check a ramp or a schedule.
+
+    With a ramp they are those after it, with a schedule those of its last batch: validations have them.
 
     Args:
         args: the arguments.
@@ -50,10 +60,15 @@ def derive_batch(args: Namespace, *, own_schedule: bool = False) -> None:
     if args.micro_batch_size is None:
         args.micro_batch_size = 1
     unit = args.micro_batch_size * args.data_parallel_size
-    if args.global_batch_size is None:
+    sizes: list[tuple[int, str]] = []
+    schedule = schedule_of(args)
+    if schedule is not None:
+        sizes = [(size, batch_schedule.FLAG) for size in batch_schedule.check_schedule(args, schedule)]
+        args.global_batch_size = schedule.phases[-1][1]
+    elif args.global_batch_size is None:
         args.global_batch_size = unit
     args.num_microbatches = args.global_batch_size // unit
-    for size, flag in _batch_sizes(args):
+    for size, flag in sizes or _batch_sizes(args):
         if size % unit:
             reason = (
                 f"a batch of {size} is not divisible by micro-batch x data-parallel = "
@@ -100,12 +115,12 @@ def derive_schedule(args: Namespace) -> None:
     if args.train_iters and args.train_samples:
         raise argument_error(args, "--train-samples", "--train-iters is given too", "keep one")
     by_samples = bool(args.train_samples)
-    for name in _BY_STEPS if by_samples else (*_BY_SAMPLES, "rampup_batch_size"):
+    for name in _BY_STEPS if by_samples else (*_BY_SAMPLES, *_BATCHES):
         if getattr(args, name):
             kind, other = ("--train-samples", "samples") if by_samples else ("--train-iters", "iters")
             remedy = (
                 "count the run with --train-samples"
-                if name == "rampup_batch_size"
+                if name in _BATCHES
                 else f"use {option(name.rpartition('_')[0])}-{other}"
             )
             raise argument_error(args, option(name), f"the run is counted by {kind}", remedy)
@@ -151,7 +166,7 @@ def samples_wanted(args: Namespace) -> tuple[int, int | None, int]:
     if not args.skip_train:
         train = args.train_iters * batch
         if args.train_samples:
-            # The last step of a ramp may begin before the end and reach beyond it.
+            # The last step of a ramp or of a schedule may begin before the end and reach beyond it.
             train = max(args.train_samples, _whole_run(args)[1])
         evaluations = args.train_iters // args.eval_interval + 1
     valid = None if args.full_validation else evaluations * args.eval_iters * batch
@@ -160,6 +175,9 @@ def samples_wanted(args: Namespace) -> tuple[int, int | None, int]:
 
 def _whole_run(args: Namespace) -> tuple[int, int]:
     """Return the steps of a run counted in samples, and the samples they consume; Megatron-LM's rule."""
+    schedule = schedule_of(args)
+    if schedule is not None:
+        return schedule.whole_run(args.train_samples)
     steps = consumed = 0
     if args.rampup_batch_size:
         start, increment, samples = args.rampup_batch_size

@@ -16,11 +16,13 @@ from megatron.core.transformer.multi_token_prediction import get_mtp_num_layers_
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.run import ChunkPlace
 from mindspeed_megatron.chunk_places import places_of_rank
 from mindspeed_megatron.data_parallel import ddp_config_of
 from mindspeed_megatron.environment import restore_attention_choice
 from mindspeed_megatron.expert_check import remember_placed
 from mindspeed_megatron.fully_sharded.torch_fsdp2 import sharding_config
+from mindspeed_megatron.layers import of_last_layer
 from mindspeed_megatron.router_bias import draw_router_biases
 
 if TYPE_CHECKING:
@@ -36,13 +38,21 @@ def build_model_chunk(
     pre_process: bool,
     post_process: bool,
     vp_stage: int | None,
+    global_stage: int,
     pg: ProcessGroupCollection,
 ) -> MegatronModule:
     """Build one GPTModel."""
     mtp_spec = None
     if get_mtp_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pg.pp.rank()):
+        decoder = layer_spec
+        if not decoder.layer_specs:
+            # Prediction layers copy the decoder's last one, which another stage holds.
+            place = ChunkPlace(vp_stage, global_stage, pre_process, post_process)
+            decoder = session.call(
+                "build_layer_spec", args=args, config=of_last_layer(config), vp_stage=vp_stage, place=place
+            )
         mtp_spec = session.call(
-            "build_mtp_spec", args=args, config=config, layer_spec=layer_spec, vp_stage=vp_stage
+            "build_mtp_spec", args=args, config=config, layer_spec=decoder, vp_stage=vp_stage
         )
     return GPTModel(
         config=config,

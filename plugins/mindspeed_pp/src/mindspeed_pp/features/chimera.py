@@ -45,6 +45,10 @@ class Chimera(Feature):
             flag="--rampup-batch-size",
             reason="copies share micro-batches evenly, which every batch of a ramp would have to",
         ),
+        Conflict(
+            flag="--step-batch-size-schedule",
+            reason="copies share micro-batches evenly, which every batch of a schedule would have to",
+        ),
         Conflict(flag="--moe-router-enable-expert-bias", reason=_TOGETHER),
         Conflict(flag="--qk-clip", reason=_TOGETHER),
         Conflict(flag="--mtp-num-layers", reason=_ONE_MODEL),

@@ -110,6 +110,9 @@ class MicrobatchSizes(Feature):
     requires = (Requirement(feature="pp-engine", reason="it runs micro-batches of different size"),)
     conflicts = (
         Conflict(flag="--rampup-batch-size", reason="a list is for one batch size; drop one of the two"),
+        Conflict(
+            flag="--step-batch-size-schedule", reason="a list is for one batch size; drop one of the two"
+        ),
         Conflict(flag="--variable-seq-lengths", reason="samples of different lengths cannot be put together"),
     )
     # The sizes are known before the engine checks its schedule.

@@ -52,6 +52,13 @@ ENGINE_PROOFS = (
     ),
 )
 
+_PREDICTED = ("--mtp-num-layers", "1", "--position-embedding-type", "rope")
+_EXPERTS = (
+    *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32", "--swiglu"),
+    *("--disable-bias-linear", "--moe-token-dispatcher-type", "alltoall", "--moe-aux-loss-coeff", "0.01"),
+)
+_DENSE_FIRST, _DENSE_FIRST_OF_2 = ("--moe-layer-freq", "[0,1,1,1]"), ("--moe-layer-freq", "[0,1]")
+
 NOOP_PROOFS = (
     Scenario(
         "pp2",
@@ -67,6 +74,15 @@ NOOP_PROOFS = (
         baseline=(*PP2, *UNTIED, *UNCLIPPED, "--num-layers", "4"),
         world_size=2,
         tolerance=0.0,
+    ),
+    Scenario(
+        # The last stage has no layer that prediction layers could copy.
+        "predictions-alone",
+        flags=(*PP2, *UNCLIPPED, *_PREDICTED, *_EXPERTS, "--noop-layers", "2,3", *_DENSE_FIRST),
+        baseline=(*BATCH, *UNCLIPPED, *_PREDICTED, *_EXPERTS, "--num-layers", "2", *_DENSE_FIRST_OF_2),
+        world_size=2,
+        baseline_world_size=1,
+        tolerance=1e-5,
     ),
     Scenario(
         "resume",
@@ -160,11 +176,6 @@ _LATENT = (
         "8",
     ),
     *("--v-head-dim", "12", "--qk-layernorm", "--position-embedding-type", "rope"),
-)
-_PREDICTED = ("--mtp-num-layers", "1", "--position-embedding-type", "rope")
-_EXPERTS = (
-    *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32", "--swiglu"),
-    *("--disable-bias-linear", "--moe-token-dispatcher-type", "alltoall", "--moe-aux-loss-coeff", "0.01"),
 )
 
 

@@ -1,0 +1,142 @@
+"""Plans of launch scripts at their full size and world: dry runs of their ranks, none of them started.
+
+A rank of every kind that an accepted script has (`mindspeed_tune`) runs its first step without devices:
+layers of one kind are run once and counted, everything else is as large as the script says. A plan holds
+together where every rank has a place, every group is complete and every call of it has its partners.
+
+``python tests/launch_scripts/plans.py [SOURCE …] [--part K/N] [--platform fake-npu] [--ranks N]`` plans them,
+keeps the outcomes, and plans only what has changed when it runs again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import checked_lines
+import twins
+from checked_lines import Script
+from verdicts import Record, digest, sorted_flags, summary
+
+from mindspeed_tune.driver import KINDS, Ranks, records_of
+from mindspeed_tune.launch_command import read_command
+from mindspeed_tune.launch_plan import LaunchPlan, make_plan
+from mindspeed_tune.warm_process import WarmProcess
+
+RECORDS = {"fake": "planned.json", "fake-npu": "planned_npu.json"}
+"""The outcomes of all plans, by dry run."""
+_LOOKS_AT_VALUES = {"--use-megatron-fsdp", "--use-custom-fsdp"}
+"""Megatron-FSDP reads values while it shards a model, which a dry run does not have."""
+LIMIT = 900.0
+"""Seconds after which a rank counts as one that hangs."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A script to plan.
+
+    Attributes:
+        scripts: those that are alike.
+        flags: their flags without files.
+        world_size: their ranks.
+    """
+
+    scripts: tuple[Script, ...]
+    flags: tuple[str, ...]
+    world_size: int
+
+    @property
+    def key(self) -> str:
+        """Return the digest under which its outcome is kept."""
+        return digest(sorted_flags(self.flags), self.world_size)
+
+    @property
+    def script(self) -> Script:
+        """Return the first of its scripts."""
+        return self.scripts[0]
+
+    @property
+    def command(self) -> list[str]:
+        """Return the command line of the plan."""
+        return ["mindspeed-train", "--fake-world-size", str(self.world_size), *self.flags]
+
+
+def plannable(sources: Sequence[str] = tuple(checked_lines.SOURCES)) -> list[Planned]:
+    """Return the accepted scripts that a dry run can train, each set of flags and world once."""
+    found: dict[str, Planned] = {}
+    for script in twins.accepted(sources):
+        if {*script.words} & {"--skip-train", *_LOOKS_AT_VALUES}:
+            continue
+        flags = tuple(checked_lines.without_files(script.words))
+        one = Planned((script,), flags, checked_lines.world_of(script))
+        alike = found.get(one.key)
+        found[one.key] = replace(alike, scripts=(*alike.scripts, script)) if alike else one
+    return list(found.values())
+
+
+def plan(one: Planned, process: WarmProcess, wanted: str = KINDS) -> LaunchPlan:
+    """Plan a script in a running process.
+
+    Raises:
+        mindspeed_tune.warm_process.PlanError: a rank of it cannot be planned.
+    """
+    command = read_command(one.command, {})
+    with Ranks(command, process=process, reliefs=False) as runner:
+        return make_plan((one.script.name,), records_of(runner, wanted))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Plan scripts, print a line for each and keep its outcome."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sources", nargs="*", choices=(*checked_lines.SOURCES, []), help="whose scripts")
+    parser.add_argument("--part", default="1/1", help="K/N: every N-th script, from the K-th on")
+    parser.add_argument("--platform", default="fake", choices=RECORDS, help="the dry run")
+    parser.add_argument("--ranks", default=KINDS, help="ranks to plan; by default one of every kind")
+    parser.add_argument("--parallel", type=int, default=2, help="ranks at once")
+    parser.add_argument("--again", action="store_true", help="also those that the record calls good")
+    args = parser.parse_args(arguments)
+    number, count = map(int, args.part.split("/"))
+    name = RECORDS[args.platform]
+    found = plannable(args.sources or tuple(checked_lines.SOURCES))
+    chosen = found[number - 1 :: count]
+    with WarmProcess(args.platform, args.parallel, LIMIT) as process:
+        for one in chosen:
+            if not args.again and Record.read(name).passed(one.key):
+                continue
+            started = time.monotonic()
+            problems, facts = _outcome(one, process, args.ranks)
+            seconds = time.monotonic() - started
+            script = f"{one.script.source}:{one.script.name}"
+            print(
+                f"{'BAD' if problems else 'ok ':4}{one.world_size:5} ranks {seconds:6.1f} s  {script}",
+                flush=True,
+            )
+            for problem in problems:
+                print(f"    {problem}", flush=True)
+            Record.read(name).add(
+                one.key,
+                script=script,
+                ranks=one.world_size,
+                verdict="ok" if not problems else "bad",
+                **facts,
+                **({"lines": problems} if problems else {}),
+            )
+    names = {one.key: [f"{script.source}:{script.name}" for script in one.scripts] for one in found}
+    return summary(name, names, whole=not args.sources)
+
+
+def _outcome(one: Planned, process: WarmProcess, wanted: str) -> tuple[list[str], dict[str, object]]:
+    try:
+        made = plan(one, process, wanted)
+    except Exception as error:
+        # The other scripts are to be seen too.
+        return [f"{type(error).__name__}: {line}" for line in str(error).splitlines()[-6:]], {}
+    gibibytes = round(max(kind.fullest.needed for kind in made.kinds) / 2**30, 1)
+    return made.problems, {"kinds": len(made.kinds), "gibibytes": gibibytes}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

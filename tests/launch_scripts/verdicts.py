@@ -1,0 +1,98 @@
+"""Kept outcomes of long checks of command lines, so that a further run repeats only what has changed.
+
+A record is a JSON file: an entry for each command line, under a digest of the command line itself. A line
+whose flags change has another digest, and is checked anew; `summary` drops the old one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+
+
+def digest(*parts: object) -> str:
+    """Return 16 hexadecimal digits that stand for a command line and what it is run with."""
+    text = json.dumps(parts, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def sorted_flags(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the options of a command line with their values, in an order that does not depend on it."""
+    found: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not found:
+            found.append([word])
+        else:
+            found[-1].append(word)
+    return sorted(map(tuple, found))
+
+
+@dataclass
+class Record:
+    """Entries of one file in this folder.
+
+    Attributes:
+        name: the file's name.
+        entries: what is kept, by digest; ``verdict`` is ``"ok"`` where all was as it should be.
+    """
+
+    name: str
+    entries: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, name: str) -> Record:
+        """Return the record of a file, empty where it does not exist yet."""
+        path = FOLDER / name
+        return cls(name, json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
+
+    def passed(self, key: str) -> bool:
+        """Return whether a command line was checked before, and was as it should be."""
+        return self.entries.get(key, {}).get("verdict") == "ok"
+
+    def add(self, key: str, **entry: object) -> None:
+        """Keep an outcome, and write the file: a long run may be broken off, and another one go on."""
+        self.entries = {**Record.read(self.name).entries, key: entry}
+        self.write()
+
+    def write(self) -> None:
+        """Write the file, one entry a line, sorted by script."""
+        lines = [
+            f" {json.dumps(key)}: {json.dumps(entry)}"
+            for key, entry in sorted(self.entries.items(), key=lambda item: (item[1]["script"], item[0]))
+        ]
+        (FOLDER / self.name).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def summary(name: str, scripts: Mapping[str, Sequence[str]], *, whole: bool) -> int:
+    """Print how many command lines of a record are good, and bring it up to date.
+
+    Args:
+        name: the record's file.
+        scripts: names of the scripts of each command line, by its digest.
+        whole: these are all command lines that there are; what else is kept is of none.
+
+    Returns:
+        The exit status: 1 where one is not as it should be.
+    """
+    record = Record.read(name)
+    if whole:
+        record.entries = {key: entry for key, entry in record.entries.items() if key in scripts}
+    for key in record.entries.keys() & scripts.keys():
+        before = () if whole else record.entries[key].get("scripts", ())
+        record.entries[key] = {
+            **record.entries[key],
+            "scripts": list(dict.fromkeys((*before, *scripts[key]))),
+        }
+    record.write()
+    good, bad = (
+        [key for key in scripts if record.entries.get(key, {}).get("verdict") == verdict]
+        for verdict in ("ok", "bad")
+    )
+    print(f"{name}: {len(good)} of {len(scripts)} command lines are good, {len(bad)} are not", flush=True)
+    return int(bool(bad))
