@@ -68,10 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="parts whose name contains one of these")
     parser.add_argument("--print-only", action="store_true", help="do not write benchmarks/results")
+    parser.add_argument(
+        "--confirmed", type=int, default=CONFIRMED, help="layouts planned directly, for a try"
+    )
     chosen = parser.parse_args(arguments)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "LLaMA of 32 layers, 16 ranks": partial(searched, _7B),
-        "70B, 1,024 ranks": partial(searched, _70B, usual=_USUAL),
+        "LLaMA of 32 layers, 16 ranks": partial(searched, _7B, chosen.confirmed),
+        "70B, 1,024 ranks": partial(searched, _70B, chosen.confirmed, usual=_USUAL),
         "interleaved plans": interleaved,
     }
     status = 0
@@ -105,7 +108,7 @@ class Clock:
         return time.monotonic(), time.process_time(), used.ru_utime + used.ru_stime
 
 
-def searched(command: str, usual: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def searched(command: str, trials: int, usual: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Search for the layouts of a command; return what it took and what it found."""
     clock = Clock()
     stages: dict[str, dict[str, float]] = {}
@@ -123,7 +126,7 @@ def searched(command: str, usual: Mapping[str, Any] | None = None) -> dict[str, 
             process,
             journal,
             Registry.discover(),
-            trials=CONFIRMED,
+            trials=trials,
             say=say,
         )
         best = search.run()
@@ -138,7 +141,7 @@ def searched(command: str, usual: Mapping[str, Any] | None = None) -> dict[str, 
         "refused": sum(one.count for one in search.validity.refused.values()),
         "cells": dict(search.trust.as_json(one.candidate for one in search.ranked.values())),
         "first": [described(one, best[0]) for one in best[:3]],
-        "all_of_the_first_ten_planned": all(one.planned for one in best[:CONFIRMED]),
+        "all_of_the_first_ten_planned": all(one.planned for one in best[:trials]),
         "composition": [str(one) for one in search.trust.compared.values()],
         "load": os.getloadavg()[0],
     }

@@ -119,6 +119,8 @@ class Search:
         Raises:
             UserError: no layout is valid, or none fits.
         """
+        if self.journal.get(_FIRST, "model") is None:
+            self.process.begin()
         candidates = self._valid()
         self.say(f"{len(candidates)} valid layouts; {sum(r.count for r in self._refused())} refused")
         self._compose(candidates)
@@ -245,17 +247,19 @@ class Search:
         return list(self.validity.refused.values())
 
     def _compose(self, candidates: Sequence[Candidate]) -> None:
-        self._learn_about_the_model(candidates)
         cells = by_cell(candidates)
         sizes = {
             key: [self.args_of(candidate).micro_batch_size for candidate in members]
             for key, members in cells.items()
         }
         failed: dict[CellKey, str] = {}
-        with waiting_threads(self.process.parallel) as pool:
+        # One more than ranks at once: the first cells run beside what the model is asked.
+        with waiting_threads(self.process.parallel + 1) as pool:
+            known = pool.submit(self._learn_about_the_model, candidates)
             started: dict[CellKey, Future[Cell]] = {
                 key: pool.submit(self._cell, key, sizes[key]) for key in cells
             }
+            known.result()
             for key, future in started.items():
                 try:
                     self._cells[key] = future.result()
