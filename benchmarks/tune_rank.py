@@ -99,16 +99,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     free = processors() - load
     # The load of the last minute fades slowly.
     enough = processors() >= chosen.processes and free + _FADING >= chosen.processes
+    kind = f"{chosen.processes} processes{', experts' if chosen.experts else ''}"
     if not enough:
-        print(
+        why = (
             f"{chosen.processes} processes, {processors()} processors, load {load:.1f}: they would wait "
             "for each other, and nothing is judged. Run it where so many processors are free, or with "
-            "--anyway to see that it runs",
-            flush=True,
+            "--anyway to see that it runs"
         )
+        print(why, flush=True)
         if not chosen.anyway:
+            if not chosen.print_only:
+                update("tune_rank", {kind: {"judged": False, "why": why}})
             return 2
-    kind = f"{chosen.processes} processes{', experts' if chosen.experts else ''}"
     command = read_command(shlex.split(f"mindspeed-train --nproc {chosen.processes} {MODEL}"))
     tried = candidates(chosen.processes)
     if chosen.experts:
