@@ -197,7 +197,9 @@ def known_run(name: str, command: LaunchCommand, process: WarmProcess, seconds: 
     return Known(name, records, [whole(record, stage) for stage, record in enumerate(records)], seconds)
 
 
-def by_microbenchmarks(speeds: Mapping[str, Any], command: LaunchCommand, elsewhere: Hardware | None) -> Hardware:
+def by_microbenchmarks(
+    speeds: Mapping[str, Any], command: LaunchCommand, elsewhere: Hardware | None
+) -> Hardware:
     """Return the numbers that a fit begins with: those of the microbenchmarks."""
     devices = command.ranks_per_node or command.world_size
     latency = speeds["latency"] or 10e-6
