@@ -313,10 +313,12 @@ class Search:
         """Plan the best candidates and the memory frontier, until those that lead are all planned."""
         planned: set[str] = set()
         left = 2 * self.trials
-        with waiting_threads(max(1, self.process.parallel // 2)) as pool:
+        # A plan begins with one rank: others fill the processors meanwhile.
+        at_once = max(2, self.process.parallel)
+        with waiting_threads(at_once) as pool:
             while left > 0 and not self.is_over():
                 wanted = [one for one in (self.strategy or Search.leading)(self) if one.name not in planned]
-                batch = wanted[: min(left, max(2, self.process.parallel))]
+                batch = wanted[: min(left, at_once)]
                 if not batch:
                     break
                 for candidate, future in [(one, pool.submit(self.plan, one)) for one in batch]:
