@@ -105,9 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kind = f"{chosen.processes} processes{', experts' if chosen.experts else ''}"
     if not enough:
         why = (
-            f"{chosen.processes} processes, {processors()} processors, {free:.1f} of them free: they would wait "
-            "for each other, and nothing is judged. Run it where so many processors are free, or with "
-            "--anyway to see that it runs"
+            f"{chosen.processes} processes, {processors()} processors, {free:.1f} of them free: they would "
+            "wait for each other, and nothing is judged. Run it where so many processors are free, or "
+            "with --anyway to see that it runs"
         )
         print(why, flush=True)
         if not chosen.anyway:
