@@ -145,7 +145,7 @@ def searched(
         "seconds": stages,
         "planned": sum(one.planned for one in search.ranked.values()),
         "layouts": len(search.ranked) + len(search.unranked),
-        "refused": sum(one.count for one in search.validity.refused.values()),
+        "refused": {one.reason: one.count for one in search.validity.refused.values()},
         "cells": dict(search.trust.as_json(one.candidate for one in search.ranked.values())),
         "first": [described(one, best[0]) for one in best[:3]],
         "all_of_the_first_ten_planned": all(one.planned for one in best[:trials]),
