@@ -1,9 +1,8 @@
 """Process that has torch and megatron-core imported, and forks one process for every rank.
 
 Importing them takes longer than running a rank; what else a rank has imported is there for those behind it.
-Jobs come as lines of JSON on standard input at any time,
-outcomes leave as lines on standard output as they come; what ranks print is kept apart. Nothing is written to
-disk.
+Jobs come as lines of JSON on standard input at any time, outcomes leave as lines on standard output as they
+come; what ranks print is kept apart. Nothing is written to disk.
 """
 
 from __future__ import annotations
