@@ -53,7 +53,7 @@ MODEL = (
 )
 FULL = {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": 1}
 TP, PP, EP = (f"--{name}-model-parallel-size" for name in ("tensor", "pipeline", "expert"))
-CP = "--context-parallel-size"
+CP, ZERO = "--context-parallel-size", "--use-distributed-optimizer"
 EXPERTS = "--num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall"
 
 
@@ -61,7 +61,7 @@ def candidates(processes: int) -> list[Candidate]:
     """Return at least twenty layouts of 2 or 4 processes."""
     two: list[dict[str, Any]] = [
         {},
-        {"--use-distributed-optimizer": True},
+        {ZERO: True},
         {TP: 2},
         {TP: 2, "--sequence-parallel": True},
         {PP: 2},
@@ -79,12 +79,10 @@ def candidates(processes: int) -> list[Candidate]:
     found = []
     for layout in four if processes == 4 else two:
         chunked = "--num-layers-per-virtual-pipeline-stage" in layout
-        for size in (1, 2, 4):
-            if chunked and size > 1:
-                continue
-            for further in ({}, FULL):
-                if further and size == 2:
-                    continue
+        # Recomputation costs with them what it costs with their neighbours in the list.
+        alike = ZERO in layout or layout == {TP: 2}
+        for size in (1,) if chunked else (1, 4):
+            for further in ({},) if alike and size > 1 else ({}, FULL):
                 found.append(Candidate({**layout, "--micro-batch-size": size, **further}))
     return found
 
