@@ -171,6 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             {n: p.step.seconds for n, p in planned(calibrated.start).items()}, measured, others
         ),
         "formulas": judged({one.name: by_formulas(one) for one in tried}, measured, others),
+        "seconds": {
+            name: {"fitted": fitted[name].step.seconds, "measured": list(measured[name].seconds)}
+            for name in names
+        },
         "bytes_off": {name: bytes_off(fitted[name], measured[name]) for name in names},
         "exactly_planned": exact,
     }
