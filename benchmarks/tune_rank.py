@@ -16,6 +16,7 @@ import shlex
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,10 @@ from mindspeed_tune.warm_process import WarmProcess
 
 LEAST_RANK, MOST_ERROR, MOST_LOST, MOST_BYTES = 0.85, 0.15, 0.05, 0.005
 EXACT_BYTES = 1024
-_FADING = 0.5
+_NOISE = 0.3
+"""Processors that a machine without anything to do is busy by."""
+_LOOKED = 3.0
+"""Seconds over which processors are watched."""
 MODEL = (
     "--num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 "
     "--vocab-size 1024 --make-vocab-size-divisible-by 128 --attention-dropout 0 --hidden-dropout 0 "
@@ -49,7 +53,7 @@ MODEL = (
 )
 FULL = {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": 1}
 TP, PP, EP = (f"--{name}-model-parallel-size" for name in ("tensor", "pipeline", "expert"))
-CP = "--context-parallel-size"
+CP, ZERO = "--context-parallel-size", "--use-distributed-optimizer"
 EXPERTS = "--num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall"
 
 
@@ -57,7 +61,7 @@ def candidates(processes: int) -> list[Candidate]:
     """Return at least twenty layouts of 2 or 4 processes."""
     two: list[dict[str, Any]] = [
         {},
-        {"--use-distributed-optimizer": True},
+        {ZERO: True},
         {TP: 2},
         {TP: 2, "--sequence-parallel": True},
         {PP: 2},
@@ -75,12 +79,10 @@ def candidates(processes: int) -> list[Candidate]:
     found = []
     for layout in four if processes == 4 else two:
         chunked = "--num-layers-per-virtual-pipeline-stage" in layout
-        for size in (1, 2, 4):
-            if chunked and size > 1:
-                continue
-            for further in ({}, FULL):
-                if further and size == 2:
-                    continue
+        # Recomputation costs with them what it costs with their neighbours in the list.
+        alike = ZERO in layout or layout == {TP: 2}
+        for size in (1,) if chunked else (1, 4):
+            for further in ({},) if alike and size > 1 else ({}, FULL):
                 found.append(Candidate({**layout, "--micro-batch-size": size, **further}))
     return found
 
@@ -96,19 +98,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--anyway", action="store_true", help="run also where nothing can be judged")
     chosen = parser.parse_args(arguments)
     load = os.getloadavg()[0]
-    free = processors() - load
-    # The load of the last minute fades slowly.
-    enough = processors() >= chosen.processes and free + _FADING >= chosen.processes
-    if not enough:
-        print(
-            f"{chosen.processes} processes, {processors()} processors, load {load:.1f}: they would wait "
-            "for each other, and nothing is judged. Run it where so many processors are free, or with "
-            "--anyway to see that it runs",
-            flush=True,
-        )
-        if not chosen.anyway:
-            return 2
+    free = processors() - busy_processors()
+    enough = processors() >= chosen.processes and free + _NOISE >= chosen.processes
     kind = f"{chosen.processes} processes{', experts' if chosen.experts else ''}"
+    if not enough:
+        why = (
+            f"{chosen.processes} processes, {processors()} processors, {free:.1f} of them free: they would "
+            "wait for each other, and nothing is judged. Run it where so many processors are free, or "
+            "with --anyway to see that it runs"
+        )
+        print(why, flush=True)
+        if not chosen.anyway:
+            if not chosen.print_only:
+                update("tune_rank", {kind: {"judged": False, "why": why}})
+            return 2
     command = read_command(shlex.split(f"mindspeed-train --nproc {chosen.processes} {MODEL}"))
     tried = candidates(chosen.processes)
     if chosen.experts:
@@ -160,14 +163,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "calibrated_by": sorted(calibrated.fit.errors),
         "calibration_notes": list(calibrated.notes),
         "failed": {name: one.failure for name, one in measured.items() if one.failure},
-        "load": os.getloadavg()[0],
-        "free_processors": free,
+        "load_before": load,
+        "free_processors_before": free,
         "rounds_against_each_other": between_rounds(measured, names),
         "fitted": judged({name: plan.step.seconds for name, plan in fitted.items()}, measured, others),
         "microbenchmarks": judged(
             {n: p.step.seconds for n, p in planned(calibrated.start).items()}, measured, others
         ),
         "formulas": judged({one.name: by_formulas(one) for one in tried}, measured, others),
+        "seconds": {
+            name: {"fitted": fitted[name].step.seconds, "measured": list(measured[name].seconds)}
+            for name in names
+        },
         "bytes_off": {name: bytes_off(fitted[name], measured[name]) for name in names},
         "exactly_planned": exact,
     }
@@ -188,6 +195,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print("within all bounds" if good else "a bound is missed", flush=True)
     return int(not good)
+
+
+def busy_processors() -> float:
+    """Return how many processors others keep busy now; where the system does not say, by the last minute."""
+    found = Path("/proc/stat")
+    if not found.exists():
+        return os.getloadavg()[0]
+
+    def used() -> tuple[float, float]:
+        ticks = [float(word) for word in found.read_text().splitlines()[0].split()[1:9]]
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+    before = used()
+    time.sleep(_LOOKED)
+    busy, all_of_them = (after - early for after, early in zip(used(), before))
+    return busy / max(1.0, all_of_them) * (os.cpu_count() or 1)
 
 
 def say(text: str) -> None:

@@ -38,7 +38,7 @@ from mindspeed_tune.search import Ranked, Search
 from mindspeed_tune.space_file import Space
 from mindspeed_tune.warm_process import WarmProcess
 
-HARDWARE = "ascend-910b"
+HARDWARE, PLATFORM = "h100", "fake-cuda"
 CONFIRMED = 10
 MOST_RANKING, MOST_CONFIRMING = 60.0, 300.0
 """Seconds in which the list of the small search should be there, and its best ten confirmed, on two cores."""
@@ -68,10 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="parts whose name contains one of these")
     parser.add_argument("--print-only", action="store_true", help="do not write benchmarks/results")
+    parser.add_argument(
+        "--confirmed", type=int, default=CONFIRMED, help="layouts planned directly, for a try"
+    )
+    parser.add_argument("--seconds", type=float, default=900.0, help="after which a search begins no plan")
     chosen = parser.parse_args(arguments)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "LLaMA of 32 layers, 16 ranks": partial(searched, _7B),
-        "70B, 1,024 ranks": partial(searched, _70B, usual=_USUAL),
+        "LLaMA of 32 layers, 16 ranks": partial(searched, _7B, chosen.confirmed, chosen.seconds),
+        "70B, 1,024 ranks": partial(searched, _70B, chosen.confirmed, chosen.seconds, usual=_USUAL),
         "interleaved plans": interleaved,
     }
     status = 0
@@ -105,17 +109,19 @@ class Clock:
         return time.monotonic(), time.process_time(), used.ru_utime + used.ru_stime
 
 
-def searched(command: str, usual: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def searched(
+    command: str, trials: int, seconds: float, usual: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Search for the layouts of a command; return what it took and what it found."""
     clock = Clock()
     stages: dict[str, dict[str, float]] = {}
 
     def say(text: str) -> None:
-        print(text, flush=True)
+        print(f"{clock.seconds()['clock']:7.1f} s  {text}", flush=True)
         if "ranked by composition" in text:
             stages["ranked"] = clock.seconds()
 
-    with Journal(None, {}) as journal, WarmProcess() as process:
+    with Journal(None, {}) as journal, WarmProcess(PLATFORM) as process:
         search = Search(
             read_command(shlex.split(command), {}),
             Space(),
@@ -123,7 +129,8 @@ def searched(command: str, usual: Mapping[str, Any] | None = None) -> dict[str, 
             process,
             journal,
             Registry.discover(),
-            trials=CONFIRMED,
+            trials=trials,
+            deadline=time.monotonic() + seconds,
             say=say,
         )
         best = search.run()
@@ -133,12 +140,15 @@ def searched(command: str, usual: Mapping[str, Any] | None = None) -> dict[str, 
     # Children count when they are gone.
     stages["confirmed"] = {**stages["confirmed"], "cpu_of_dry_runs": clock.seconds()["cpu_of_dry_runs"]}
     found: dict[str, Any] = {
+        "hardware": HARDWARE,
+        "kernels": PLATFORM,
         "seconds": stages,
+        "planned": sum(one.planned for one in search.ranked.values()),
         "layouts": len(search.ranked) + len(search.unranked),
-        "refused": sum(one.count for one in search.validity.refused.values()),
+        "refused": {one.reason: one.count for one in search.validity.refused.values()},
         "cells": dict(search.trust.as_json(one.candidate for one in search.ranked.values())),
         "first": [described(one, best[0]) for one in best[:3]],
-        "all_of_the_first_ten_planned": all(one.planned for one in best[:CONFIRMED]),
+        "all_of_the_first_ten_planned": all(one.planned for one in best[:trials]),
         "composition": [str(one) for one in search.trust.compared.values()],
         "load": os.getloadavg()[0],
     }
@@ -189,7 +199,7 @@ def interleaved() -> dict[str, Any]:
     from mindspeed_core.flags.flag_set import known_flags
 
     flags = known_flags(Registry.discover())
-    with WarmProcess() as process:
+    with WarmProcess(PLATFORM) as process:
         for name, chunk, exact in (
             ("plain", None, False),
             ("chunks of 4", 4, False),

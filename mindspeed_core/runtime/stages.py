@@ -6,7 +6,7 @@ it once for every set of features, and registers only what implements the few st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -329,10 +329,13 @@ def stage_manager(stage: str, registry: Registry, plugins: Mapping[str, object])
 
 
 class _Holder:
-    """An object with one attribute."""
+    """An object with one attribute, which is all that pluggy looks at."""
 
     def __init__(self, name: str, value: object) -> None:
         setattr(self, name, value)
+
+    def __dir__(self) -> Iterable[str]:
+        return vars(self)
 
 
 def _specification(stage: str, registry: Registry) -> Callable[..., Any] | None:

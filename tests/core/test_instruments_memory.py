@@ -1,7 +1,11 @@
+import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mindspeed_megatron.instruments.memory import TensorBytes, tensor_bytes
+from mindspeed_megatron.instruments.work_counter import WorkCounter
 
 
 def test_peak_of_a_chain_is_two_neighbours():
@@ -113,3 +117,22 @@ def test_the_peak_is_the_profiler_s_up_to_the_temporaries_of_one_operator():
         alive += event.nbytes()
         peak = max(peak, alive)
     assert tracked.peak <= peak <= tracked.peak + 64 * 64 * 4
+
+
+class Below(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("instrument", [TensorBytes, WorkCounter])
+def test_the_device_of_a_tensor_without_values_is_answered_at_once(instrument):
+    with FakeTensorMode():
+        tensor = torch.empty(2, device="meta"), torch.empty(2, device="cpu")
+    with Below() as below, instrument():
+        assert [one.device.type for one in tensor] == ["meta", "cpu"]
+    assert below.seen == []

@@ -29,6 +29,9 @@ class SyntheticProcess:
         self.dying, self.per_layer, self.embedded = dying, per_layer, embedded
         self.jobs = []
 
+    def begin(self):
+        """Nothing has to be imported."""
+
     def submit(self, job):
         self.jobs.append(job)
         future = Future()

@@ -226,6 +226,23 @@ def test_an_interleaved_schedule_runs_in_the_order_of_the_timeline(runner):
 
 
 @pytest.mark.thorough
+def test_one_group_of_micro_batches_tells_what_later_interleaved_stages_hold(runner):
+    layout = "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1"
+    model = MODEL.replace("--num-layers 6", "--num-layers 8")
+    command = f"mindspeed-train --fake-world-size 8 {model} {layout} --global-batch-size 16"
+    runner.command = read_command(command.split(), {})
+    plan = make_plan(("train",), records_of(runner))
+    assert [kind.kind.stages for kind in plan.kinds] == [(0,), (1, 2), (3,)]
+    runner.exact_microbatches = True
+    try:
+        [own] = runner.run([4])
+    finally:
+        runner.exact_microbatches = False
+    assert (own.stage, own.microbatches, [run.microbatches for run in own.runs]) == (2, 4, [4])
+    assert plan.stages()[2].exact == pytest.approx(sum(whole(own).peak.values()), rel=0.005)
+
+
+@pytest.mark.thorough
 def test_layers_of_a_chunk_follow_from_one_and_two_of_them(runner):
     flags = f"{LAYOUT} --num-layers-per-virtual-pipeline-stage 4 --global-batch-size 32"
     model = MODEL.replace("--num-layers 6", "--num-layers 16")

@@ -130,7 +130,7 @@ def calibrate(
     dtype = str(args.params_dtype).removeprefix("torch.")
     say("microbenchmarks")
     [speeds, *_] = run_world(measure_speeds, command.world_size, platform, dtype, timeout=300.0)
-    start = _hardware(speeds, command, elsewhere)
+    start = by_microbenchmarks(speeds, command, elsewhere)
     facts = {"calibrated command": list(command.text), "ranks": command.world_size, "layers": layers}
     with Journal(folder, facts) as journal:
         measuring = Measuring(command, flags, journal, limit=limit, platform=platform, say=say)
@@ -145,7 +145,7 @@ def calibrate(
     say("dry runs of the same layouts")
     with WarmProcess(target) as process:
         known = [
-            _known(name, chosen[name].command(command, flags), process, one.best)
+            known_run(name, chosen[name].command(command, flags), process, one.best)
             for name, one in trained.items()
         ]
     return _judged(start, dtype, fit(start, known), known, runs, notes)
@@ -179,7 +179,7 @@ def _judged(
     return Calibration(start, dtype, found, runs, tuple(filter(None, notes)), trusted)
 
 
-def _known(name: str, command: LaunchCommand, process: WarmProcess, seconds: float) -> Known:
+def known_run(name: str, command: LaunchCommand, process: WarmProcess, seconds: float) -> Known:
     """Return a run with the records of a rank of every kind.
 
     Raises:
@@ -197,7 +197,9 @@ def _known(name: str, command: LaunchCommand, process: WarmProcess, seconds: flo
     return Known(name, records, [whole(record, stage) for stage, record in enumerate(records)], seconds)
 
 
-def _hardware(speeds: Mapping[str, Any], command: LaunchCommand, elsewhere: Hardware | None) -> Hardware:
+def by_microbenchmarks(
+    speeds: Mapping[str, Any], command: LaunchCommand, elsewhere: Hardware | None
+) -> Hardware:
     """Return the numbers that a fit begins with: those of the microbenchmarks."""
     devices = command.ranks_per_node or command.world_size
     latency = speeds["latency"] or 10e-6

@@ -1,8 +1,8 @@
 """Process that has torch and megatron-core imported, and forks one process for every rank.
 
-Importing them takes longer than running a rank. Jobs come as lines of JSON on standard input at any time,
-outcomes leave as lines on standard output as they come; what ranks print is kept apart. Nothing is written to
-disk.
+Importing them takes longer than running a rank; what else a rank has imported is there for those behind it.
+Jobs come as lines of JSON on standard input at any time, outcomes leave as lines on standard output as they
+come; what ranks print is kept apart. Nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -62,14 +62,28 @@ def _import() -> None:
     gc.freeze()
 
 
+def _import_too(names: Sequence[str]) -> None:
+    """Import what a rank had to import; what cannot be imported here is left to those who need it."""
+    missing = [name for name in names if name not in sys.modules]
+    for name in missing:
+        with suppress(Exception):
+            import_module(name)
+    if missing:
+        gc.freeze()
+
+
 def _serve(parallel: int) -> Iterator[dict[str, Any]]:
     """Yield the outcome of every job as it comes."""
     waiting: list[dict[str, Any]] = []
     children: dict[int, dict[str, Any]] = {}
+    imported: list[str] = []
     begun = b""
     watch = selectors.DefaultSelector()
     watch.register(0, selectors.EVENT_READ)
     while True:
+        if waiting and imported:
+            _import_too(imported)
+            imported.clear()
         while waiting and len(children) < parallel:
             job = waiting.pop(0)
             pid, result, output = _fork(job)
@@ -104,7 +118,9 @@ def _serve(parallel: int) -> Iterator[dict[str, Any]]:
             child["open"] -= 1
             if child["open"] == 0:
                 _, status = os.waitpid(pid, 0)
-                yield _outcome(children.pop(pid), status)
+                outcome = _outcome(children.pop(pid), status)
+                imported += outcome.pop("imported", ())
+                yield outcome
 
 
 def _end_late_ones(children: Mapping[int, dict[str, Any]]) -> float | None:

@@ -209,7 +209,9 @@ class Probe:
         config, layout = self._run.config, described_run.layout_of(self._run)
         fewest = schedules.fewest(layout, described_run.group_size(config))
         full = self._microbatches
-        numbers = [full] if self.options.exact_microbatches or full <= fewest[0] else list(fewest)
+        # Stages of an interleaved pipeline are alike but for what is in flight: that takes two numbers.
+        needed = fewest[1] if layout.pp > 1 and layout.vpp > 1 else fewest[0] + 1
+        numbers = [full] if self.options.exact_microbatches or full < needed else list(fewest)
         reason = layer_kinds.exact_because(config, chunks)
         wanted: list[dict[str, int]] = [{}]
         if not self.options.exact_layers and not reason:

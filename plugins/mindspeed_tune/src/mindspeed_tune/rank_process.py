@@ -13,7 +13,7 @@ import runpy
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,14 +27,22 @@ DELIVERED, EXPLAINED, FAILED = "record", "explained", "failed"
 def run_rank(job: Mapping[str, Any], deliver: Callable[[str], None]) -> None:
     """Run a rank and deliver one JSON object: its record, or what went wrong. Does not return.
 
+    A record comes with the modules that were imported for it.
+
     Args:
         job: ``rank``, ``world_size``, ``per_node``, ``platform``, ``command`` (a
             `LaunchCommand` as a mapping), ``options`` (of the probe) and ``skew``.
         deliver: takes the text.
     """
     outcome: dict[str, Any] = {"kind": FAILED, "text": "the command ended before its first training step"}
+    before = {*sys.modules}
     try:
-        _run(job, lambda record: _end(deliver, {"kind": DELIVERED, "record": record.as_json()}))
+        _run(
+            job,
+            lambda record: _end(
+                deliver, {"kind": DELIVERED, "record": record.as_json(), "imported": _imported(job, before)}
+            ),
+        )
     except SystemExit as stop:
         if stop.code not in (None, 0):
             outcome["text"] = f"the command ended with status {stop.code} before its first training step"
@@ -44,6 +52,16 @@ def run_rank(job: Mapping[str, Any], deliver: Callable[[str], None]) -> None:
     except BaseException as error:
         outcome = _explained(error)
     _end(deliver, outcome)
+
+
+def _imported(job: Mapping[str, Any], before: Collection[str]) -> list[str]:
+    """Return what a training program imported of packages that were there before, in order.
+
+    A script may import what changes the process, and any program may import modules of the user's.
+    """
+    if job["command"]["kind"] != TRAIN:
+        return []
+    return [name for name in sys.modules if name not in before and name.partition(".")[0] in before]
 
 
 def _end(deliver: Callable[[str], None], outcome: dict[str, Any]) -> None:

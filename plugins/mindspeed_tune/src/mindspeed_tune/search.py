@@ -119,6 +119,8 @@ class Search:
         Raises:
             UserError: no layout is valid, or none fits.
         """
+        if self.journal.get(_FIRST, "model") is None:
+            self.process.begin()
         candidates = self._valid()
         self.say(f"{len(candidates)} valid layouts; {sum(r.count for r in self._refused())} refused")
         self._compose(candidates)
@@ -245,17 +247,19 @@ class Search:
         return list(self.validity.refused.values())
 
     def _compose(self, candidates: Sequence[Candidate]) -> None:
-        self._learn_about_the_model(candidates)
         cells = by_cell(candidates)
         sizes = {
             key: [self.args_of(candidate).micro_batch_size for candidate in members]
             for key, members in cells.items()
         }
         failed: dict[CellKey, str] = {}
-        with waiting_threads(self.process.parallel) as pool:
+        # One more than ranks at once: the first cells run beside what the model is asked.
+        with waiting_threads(self.process.parallel + 1) as pool:
+            known = pool.submit(self._learn_about_the_model, candidates)
             started: dict[CellKey, Future[Cell]] = {
                 key: pool.submit(self._cell, key, sizes[key]) for key in cells
             }
+            known.result()
             for key, future in started.items():
                 try:
                     self._cells[key] = future.result()
@@ -309,10 +313,12 @@ class Search:
         """Plan the best candidates and the memory frontier, until those that lead are all planned."""
         planned: set[str] = set()
         left = 2 * self.trials
-        with waiting_threads(max(1, self.process.parallel // 2)) as pool:
+        # A plan begins with one rank: others fill the processors meanwhile.
+        at_once = max(2, self.process.parallel)
+        with waiting_threads(at_once) as pool:
             while left > 0 and not self.is_over():
                 wanted = [one for one in (self.strategy or Search.leading)(self) if one.name not in planned]
-                batch = wanted[: min(left, max(2, self.process.parallel))]
+                batch = wanted[: min(left, at_once)]
                 if not batch:
                     break
                 for candidate, future in [(one, pool.submit(self.plan, one)) for one in batch]:

@@ -29,7 +29,7 @@ class PlanError(UserError):
 
 
 class WarmProcess:
-    """The process: it starts with the first job, ends with the context, and every rank that runs with it."""
+    """The process: it starts with `begin` or the first job, and ends with the context, its ranks with it."""
 
     def __init__(
         self, platform: str = "fake", parallel: int | None = None, limit: float | None = None
@@ -101,6 +101,15 @@ class WarmProcess:
         assert process.stdout is not None
         process.stdout.close()
         self._files.close()
+
+    def begin(self) -> None:
+        """Start the process before its first job: it imports meanwhile.
+
+        Raises:
+            UserError: the kernels of NPUs are wanted, and torch_npu or its stand-in runtime is missing.
+        """
+        with self._lock:
+            self._process = self._process or self._start()
 
     def submit(self, job: Mapping[str, Any]) -> Future[dict[str, Any]]:
         """Give a job to the process; the future has its outcome.

@@ -20,6 +20,7 @@ from mindspeed_core.feature import Patch
 from mindspeed_megatron.equal_blocks import without_values
 from mindspeed_megatron.fake.answers import Answers, reading_place
 from mindspeed_megatron.fake.known import known_values, run_known, tell_all, tell_received
+from mindspeed_megatron.instruments.memory import DEVICE, device_of
 
 _RECEIVED = "c10d::recv_"
 _READ = torch.ops.aten._local_scalar_dense.default
@@ -90,6 +91,8 @@ class AnsweringMode(TorchDispatchMode):
         Raises:
             UnusableDevice: it puts a tensor on a device of CUDA, in a torch that is built without it.
         """
+        if func is DEVICE:
+            return device_of(args[0])
         kwargs = kwargs or {}
         if _names_cuda(kwargs.get("device")) and not torch.backends.cuda.is_built():
             raise UnusableDevice(

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from mindspeed_megatron.equal_blocks import times
+from mindspeed_megatron.instruments.memory import DEVICE, device_of
 from mindspeed_megatron.instruments.npu_operations import npu_formula
 from mindspeed_megatron.instruments.operations import ATTENTION, BYTES, OPERATORS, matrix_key
 
@@ -56,6 +57,8 @@ class WorkCounter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operator and count it."""
+        if func is DEVICE:
+            return device_of(args[0])
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if (self.key or self._key_of) and computes(func):
