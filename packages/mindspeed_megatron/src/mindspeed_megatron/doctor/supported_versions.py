@@ -11,7 +11,7 @@ from dataclasses import dataclass
 PYTHON = ">=3.10"
 """Versions of Python, PEP 440."""
 
-MEGATRON_CORE = ">=0.15.3,<0.17"
+MEGATRON_CORE = ">=0.15.3,<0.20"
 """Versions of megatron-core, PEP 440."""
 
 
