@@ -82,18 +82,28 @@ NPU_WITHOUT_CANN = ("2.14.0", "2.13.0", "2.7.1.post11")
 
 @dataclass(frozen=True)
 class Trial:
-    """A combination of versions (or of a Megatron-LM tag, for its scripts) that was run, and how far."""
+    """A combination of versions (or of a Megatron-LM tag, for its scripts) that was run, and how far.
+
+    Attributes:
+        platform: the platform it ran on.
+        megatron_core: versions of megatron-core, separated by commas.
+        torch: versions of torch and its backend.
+        python: the minor version of Python.
+        extent: which part of the tests ran.
+        suite: the extent is the test suite: this pair of Python and megatron-core is proven.
+    """
 
     platform: str
     megatron_core: str
     torch: str
     python: str
     extent: str
+    suite: bool = False
 
 
 TRIALS = (
-    Trial("cpu", "0.16.1", "2.13.0", "3.11", "the whole suite, worlds of one, two and four processes"),
-    Trial("cpu", "0.15.3", "2.13.0", "3.11", "the suite without what 0.15 lacks or does otherwise"),
+    Trial("cpu", "0.16.1", "2.13.0", "3.11", "the whole suite, worlds of one, two and four processes", True),
+    Trial("cpu", "0.15.3", "2.13.0", "3.11", "the suite without what 0.15 lacks or does otherwise", True),
     Trial(
         "cpu",
         "0.17.1, 0.18.0, 0.19.2",
@@ -118,6 +128,17 @@ TRIALS = (
     ),
 )
 """Combinations that were run; none on a CUDA device or an NPU, and on no other Python."""
+
+
+def proven_pairs() -> tuple[tuple[str, str], ...]:
+    """Return the pairs of Python's minor version and megatron-core that the test suite was run on."""
+    return tuple((one.python, one.megatron_core) for one in TRIALS if one.suite)
+
+
+def is_proven(python: str, megatron_core: str) -> bool:
+    """Return whether the suite was run on a Python and a megatron-core, other micro versions of Python too."""
+    minor = ".".join(python.split(".")[:2])
+    return any(one == minor and matches(megatron_core, f"=={core}") for one, core in proven_pairs())
 
 
 def matches(version: str, versions: str) -> bool:
