@@ -40,7 +40,7 @@ LEFT_OUT = {
         "tests/core/test_flags.py::test_the_table_of_announced_flags_is_current_and_names_only_flags",
         "packages/mindspeed_train/tests/host/test_megatron_lm_flags.py",
         "packages/mindspeed_train/tests/host/test_config_flags.py",
-        # Options that 0.15 lacks or defines otherwise: l2 norm of query and key, predicted tokens, its timers.
+        # Options that 0.15 lacks or defines otherwise: l2 norm of query and key, predicted tokens, timers.
         "packages/mindspeed_train/tests/host/test_model_arguments.py",
         "packages/mindspeed_train/tests/host/test_models.py",
         "packages/mindspeed_train/tests/host/test_flops.py",
@@ -85,8 +85,7 @@ LEFT_OUT = {
         # Corrections of Megatron-FSDP are those of 0.16.
         "packages/mindspeed_train/tests/host/test_megatron_fsdp.py",
     ),
-    ">=0.17": (
-    ),
+    ">=0.17": (),
 }
 """Tests that other megatron-cores than that of the suite are not held to, by version."""
 TRITON = ("triton>=3.4; platform_system == 'Linux'",)
@@ -267,7 +266,12 @@ def touch_points(session: nox.Session) -> None:
 
 def left_out_with(megatron_core: str) -> list[str]:
     """Return the tests that a megatron-core is not held to."""
-    return [name for versions, names in LEFT_OUT.items() if megatron_core in SpecifierSet(versions) for name in names]
+    return [
+        name
+        for versions, names in LEFT_OUT.items()
+        if megatron_core in SpecifierSet(versions)
+        for name in names
+    ]
 
 
 @nox.session

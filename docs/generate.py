@@ -27,7 +27,6 @@ from flag_pages import family_pages, flags_page
 from layer_pages import layers_page
 from mindspeed_flags import mindspeed_page
 from mindspeed_imports import imports_page
-from packaging.specifiers import SpecifierSet
 from proof_pages import scenarios_page
 from tables import code, codes, table
 
@@ -64,11 +63,13 @@ from mindspeed_megatron.hosts.megatron_lm.patch_table import (
     STARTUP,
     STARTUPS,
 )
+from mindspeed_megatron.newer_fields import ACTING, newer_fields
 from mindspeed_megatron.touch_points.changes import changes
 from mindspeed_megatron.touch_points.record import index, known_uses, known_version
 from mindspeed_megatron.upstream import megatron_lm_flags
 from mindspeed_megatron.upstream.verdicts import NOTED, REFUSED, TRANSLATED, USED
 from mindspeed_train.arguments import megatron_lm_answers
+from mindspeed_train.arguments.refusals import REFUSALS
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -295,25 +296,7 @@ def correction_section() -> list[str]:
 
 def field_section() -> list[str]:
     """List the fields that newer configuration classes have, and what becomes of them."""
-    classes = {
-        "megatron.core.transformer.MLATransformerConfig": "model",
-        "megatron.core.optimizer.OptimizerConfig": "optimizer",
-        "megatron.core.distributed.DistributedDataParallelConfig": "data parallelism",
-    }
-    known: dict[str, set[str]] = {}
-    rows = []
-    older = SpecifierSet("<0.17")
-    for version in dict.fromkeys(index().values()):
-        for name, kind in classes.items():
-            symbol = known_version(version).symbols.get(name)
-            fields = symbol.fields if symbol is not None else ()
-            seen = known.setdefault(name, set())
-            rows += [
-                (code(field), kind, version, EXCLUDED.get(field, "a flag, made from the field"))
-                for field in fields
-                if field not in seen and version not in older
-            ]
-            seen.update(fields)
+    rows = [(code(one.name), one.kind, one.since, field_verdict(one.name)) for one in newer_fields()]
     return [
         "## Fields of newer versions",
         "",
@@ -321,6 +304,17 @@ def field_section() -> list[str]:
         "",
         *table(("field", "of", "since", "on the command line"), rows),
     ]
+
+
+def field_verdict(name: str) -> str:
+    """Say what becomes of a field of a newer megatron-core."""
+    if name in EXCLUDED:
+        return f"no flag: {EXCLUDED[name]}"
+    if name in ACTING:
+        return f"a flag: {ACTING[name]}"
+    refusal = next(refusal for refusal in REFUSALS if refusal.dest == name)
+    needed = {"": "", "te": " without TransformerEngine"}.get(refusal.without, f" without {refusal.without}")
+    return f"a flag that {'stands down' if refusal.stands_down else 'is refused'}{needed}: {refusal.reason}"
 
 
 def npu_build(torch: str, builds: Sequence[str]) -> str:

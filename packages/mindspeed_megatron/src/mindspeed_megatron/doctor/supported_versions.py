@@ -136,7 +136,7 @@ def proven_pairs() -> tuple[tuple[str, str], ...]:
 
 
 def is_proven(python: str, megatron_core: str) -> bool:
-    """Return whether the suite was run on a Python and a megatron-core, other micro versions of Python too."""
+    """Return whether the suite was run on a megatron-core and on a Python of the same minor version."""
     minor = ".".join(python.split(".")[:2])
     return any(one == minor and matches(megatron_core, f"=={core}") for one, core in proven_pairs())
 
