@@ -61,7 +61,7 @@ BLOCKERS = (
 
 
 def symbols():
-    """The objects behind `BLOCKERS`, read from the namespaces that hold them; None for what a version lacks."""
+    """The objects behind `BLOCKERS`, read where they are held; None for what a version lacks."""
     from importlib import import_module
 
     found = {}
