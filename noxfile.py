@@ -85,7 +85,14 @@ LEFT_OUT = {
         # Corrections of Megatron-FSDP are those of 0.16.
         "packages/mindspeed_train/tests/host/test_megatron_fsdp.py",
     ),
-    ">=0.17": (),
+    ">=0.17": (
+        # Pages and tables of flags describe the megatron-core of the suite.
+        "tests/docs",
+        "tests/core/test_flags.py::test_the_table_of_announced_flags_is_current_and_names_only_flags",
+        # The class that these compare with was dropped in 0.17.
+        "packages/mindspeed_megatron/tests/megatron/test_expert_weights.py::test_a_checkpoint_gets_what_megatron_cores_class_writes",
+        "packages/mindspeed_megatron/tests/megatron/test_expert_weights.py::test_shapes_marks_and_activation_are_those_of_megatron_cores_class",
+    ),
 }
 """Tests that other megatron-cores than that of the suite are not held to, by version."""
 TRITON = ("triton>=3.4; platform_system == 'Linux'",)
