@@ -26,7 +26,6 @@ NEWER = ">=0.17"
 
 ACTING: Mapping[str, str] = {
     "mtp_use_repeated_layer": "megatron-core's prediction layers share the weights of one",
-    "mtp_detach_heads": "prediction layers leave the gradient of the model's hidden states alone",
     "moe_router_force_biased": "the router adds a fixed random bias to its logits, for measurements",
     "moe_router_quantile_balancing_ema": "the memory of --moe-router-load-balancing-type quantile_balancing",
     "mlp_chunks_for_training": "the MLP of a layer runs over parts of the sequence, one after the other",

@@ -41,9 +41,9 @@ def swap_layer_inputs(session: Session, chunks: Sequence[Any], owner: str, engin
             at_once = block.post_process and index // unit == (count - 1) // unit
             if not held and not at_once:
                 session.instances.set(owner, layer, "forward", _marking(layer.forward, inputs))
-        forward = _clearing(block._checkpointed_forward, inputs)
+        forward = _clearing(block.forward, inputs)
         scoped = engine.scope(forward, accepts=_among(inputs), apart=True)
-        session.instances.set(owner, block, "_checkpointed_forward", scoped)
+        session.instances.set(owner, block, "forward", scoped)
 
 
 def _marking(forward: Callable[..., Any], inputs: set[int]) -> Callable[..., Any]:
