@@ -218,7 +218,7 @@ def compatibility_page(registry: Registry) -> str:
             ((code(t.platform), t.megatron_core, t.torch, t.python, t.extent) for t in TRIALS),
         ),
         "",
-        "Everything else is not tested: no CUDA device, no NPU and no other Python runs the suite. The CUDA",
+        "Everything else is not tested and only expected to work: no CUDA device and no NPU runs the suite. The CUDA",
         "platform is written against torch's sources and tested with stand-ins for the device; how far the",
         "NPU platform is tested without an NPU is in [its own page](../npu-conformance.md).",
         "",
