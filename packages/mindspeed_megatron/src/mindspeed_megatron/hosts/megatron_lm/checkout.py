@@ -80,8 +80,8 @@ def require() -> None:
     if takes_settings(getattr(training, "pretrain", None)):
         raise ImportError(
             "mindspeed_core.megatron_adaptor: scripts of this checkout read their arguments before they call "
-            "pretrain, which the adaptor does not know how to follow; check out core_v0.17.1 or older, or use "
-            "mindspeed-train"
+            "pretrain, where the session opens, so that no flag would act; check out core_v0.17.1 or older, "
+            "or use mindspeed-train"
         )
 
 
