@@ -50,16 +50,20 @@ _ALWAYS = (
         required=False,
         reason="reads on the compute stream what is still on its way to the host",
     ),
-    *(
-        Patch(
-            target=f"{_OFFLOAD}:{pool}.allocate",
-            new="mindspeed_megatron.activation_offload:waiting_for_reads",
-            kind="wrap",
-            required=False,
-            reason="writes into a host buffer that the copy back still reads",
-        )
-        # Its name up to megatron-core 0.16, and its later one.
-        for pool in ("GPUTensorPool", "OffloadTensorPool")
+    Patch(
+        target=f"{_OFFLOAD}:GPUTensorPool.allocate",
+        new="mindspeed_megatron.activation_offload:waiting_for_reads",
+        kind="wrap",
+        required=False,
+        reason="writes into a host buffer that the copy back still reads",
+    ),
+    # Its later name.
+    Patch(
+        target=f"{_OFFLOAD}:OffloadTensorPool.allocate",
+        new="mindspeed_megatron.activation_offload:waiting_for_reads",
+        kind="wrap",
+        required=False,
+        reason="writes into a host buffer that the copy back still reads",
     ),
     Patch(
         target=f"{_OFFLOAD}:ChunkOffloadHandler.tensor_pop",
