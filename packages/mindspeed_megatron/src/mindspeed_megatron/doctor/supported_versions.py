@@ -118,6 +118,7 @@ TRIALS = (
         "3.11",
         "three steps in six layouts of two processes: losses equal to 0.16.1's, not the suite",
     ),
+    Trial("cpu", "0.19.2", "2.13.0", "3.12", "the tests of mindspeed-tp, not the suite"),
     Trial("cpu", "Megatron-LM core_v0.16.1", "2.13.0", "3.11", "losses of its own scripts, step by step"),
     Trial(
         "npu",
@@ -127,7 +128,7 @@ TRIALS = (
         "every use of torch_npu: arguments, shapes, gradients, with a stand-in for CANN; no kernel",
     ),
 )
-"""Combinations that were run; none on a CUDA device or an NPU, and on no other Python."""
+"""Combinations that were run; none on a CUDA device or an NPU."""
 
 
 def proven_pairs() -> tuple[tuple[str, str], ...]:
