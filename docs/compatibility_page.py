@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from packaging.specifiers import SpecifierSet
 from tables import code, codes, table
 
 from mindspeed_core import __version__
@@ -21,8 +20,10 @@ from mindspeed_megatron.doctor.supported_versions import (
     TRIALS,
     same_release,
 )
+from mindspeed_megatron.newer_fields import ACTING, newer_fields
 from mindspeed_megatron.touch_points.changes import changes
 from mindspeed_megatron.touch_points.record import index, known_uses, known_version
+from mindspeed_train.arguments.refusals import REFUSALS
 
 
 def compatibility_page(registry: Registry) -> str:
@@ -52,9 +53,9 @@ def compatibility_page(registry: Registry) -> str:
             ((code(t.platform), t.megatron_core, t.torch, t.python, t.extent) for t in TRIALS),
         ),
         "",
-        "Everything else is not tested: no CUDA device, no NPU and no other Python runs the suite. The CUDA",
-        "platform is written against torch's sources and tested with stand-ins for the device; how far the",
-        "NPU platform is tested without an NPU is in [its own page](../npu-conformance.md).",
+        "Everything else is not tested and only expected to work: no CUDA device and no NPU runs the suite.",
+        "The CUDA platform is written against torch's sources and tested with stand-ins for the device; how",
+        "far the NPU platform is tested without an NPU is in [its own page](../npu-conformance.md).",
         "",
         "## On an NPU",
         "",
@@ -130,25 +131,7 @@ def correction_section() -> list[str]:
 
 def field_section() -> list[str]:
     """List the fields that newer configuration classes have, and what becomes of them."""
-    classes = {
-        "megatron.core.transformer.MLATransformerConfig": "model",
-        "megatron.core.optimizer.OptimizerConfig": "optimizer",
-        "megatron.core.distributed.DistributedDataParallelConfig": "data parallelism",
-    }
-    known: dict[str, set[str]] = {}
-    rows = []
-    older = SpecifierSet("<0.17")
-    for version in dict.fromkeys(index().values()):
-        for name, kind in classes.items():
-            symbol = known_version(version).symbols.get(name)
-            fields = symbol.fields if symbol is not None else ()
-            seen = known.setdefault(name, set())
-            rows += [
-                (code(field), kind, version, EXCLUDED.get(field, "a flag, made from the field"))
-                for field in fields
-                if field not in seen and version not in older
-            ]
-            seen.update(fields)
+    rows = [(code(one.name), one.kind, one.since, field_verdict(one.name)) for one in newer_fields()]
     return [
         "## Fields of newer versions",
         "",
@@ -156,6 +139,17 @@ def field_section() -> list[str]:
         "",
         *table(("field", "of", "since", "on the command line"), rows),
     ]
+
+
+def field_verdict(name: str) -> str:
+    """Say what becomes of a field of a newer megatron-core."""
+    if name in EXCLUDED:
+        return f"no flag: {EXCLUDED[name]}"
+    if name in ACTING:
+        return f"a flag: {ACTING[name]}"
+    refusal = next(refusal for refusal in REFUSALS if refusal.dest == name)
+    needed = {"": "", "te": " without TransformerEngine"}.get(refusal.without, f" without {refusal.without}")
+    return f"a flag that {'stands down' if refusal.stands_down else 'is refused'}{needed}: {refusal.reason}"
 
 
 def npu_build(torch: str, builds: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from mindspeed_megatron.doctor import command as doctor_command
 from mindspeed_megatron.doctor import facts as facts_of_machine
 from mindspeed_megatron.doctor.checks import examine
 from mindspeed_megatron.doctor.facts import Facts
-from mindspeed_megatron.doctor.supported_versions import TABLE, matches, same_release
+from mindspeed_megatron.doctor.supported_versions import TABLE, matches, proven_pairs, same_release
 
 SOUND = Facts(
     python="3.11.7",
@@ -124,6 +124,30 @@ def test_a_torch_npu_that_cannot_find_cann_is_an_error():
 )
 def test_versions_are_compared_without_their_local_part(version, versions, verdict):
     assert matches(version, versions) is verdict
+
+
+@pytest.mark.parametrize(
+    ("python", "core", "proven"),
+    [
+        ("3.11.7", "0.16.1", True),
+        ("3.11.7", "0.16.1+local", True),
+        ("3.12.1", "0.18.2", False),
+        ("3.10.2", "0.16.1", False),
+    ],
+)
+def test_a_pair_of_python_and_megatron_core_is_proven_or_expected_to_work(python, core, proven):
+    versions = {**SOUND.versions, "megatron-core": core}
+    findings = _severe(replace(SOUND, python=python, versions=versions), "ok")
+    (found,) = [finding.found for finding in findings if finding.subject == "megatron-core"]
+
+    assert found.startswith(core)
+    assert (found == core) is proven
+    assert (f"expected to work on Python {python}; the test suite was run with" in found) is not proven
+
+
+def test_versions_that_are_tested_are_those_of_the_pairs():
+    (row,) = [row for row in TABLE if row.distribution == "megatron-core"]
+    assert set(row.tested) == {core for _, core in proven_pairs()}
 
 
 def test_a_post_release_of_torch_npu_fits_the_same_torch():

@@ -58,7 +58,7 @@ def waiting_for_reads(original: Callable[..., torch.Tensor]) -> Callable[..., to
     """Return the choice of a host buffer, whose next copy waits for the one that still reads it.
 
     Args:
-        original: ``GPUTensorPool.allocate``.
+        original: ``allocate`` of the pool of host buffers.
     """
 
     def allocate(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -163,6 +163,9 @@ _NO_FLAG = {
         "moe_grad_scale_func mtp_grad_scale_func experimental_attention_variant_loss_scale_func "
         "cuda_graph_modules mamba_training_ssm_states_dtype param_name_patterns_for_fp32_local_accumulation"
     ),
+    "clips gradients of prediction layers by a norm of their own, which optimizers of features do not": (
+        "mtp_detach_heads"
+    ),
     "changes the stages that a prediction layer is made of, which features go through": (
         "mtp_hybrid_override_pattern"
     ),

@@ -201,12 +201,20 @@ def _norms(part: Any) -> Iterator[torch.Tensor]:
     if getattr(part, "is_stub_optimizer", False):
         return
     scale = getattr(part.optimizer, "inverse_scale", None)
-    for gradient in part.get_main_grads_for_grad_norm():
+    for gradient in _gradients_of_norm(part):
         if scale is None:
             yield torch.linalg.vector_norm(gradient, dtype=torch.float32)
         else:
             # The norm of what was unscaled, which rounds.
             yield torch.linalg.vector_norm(gradient.float() * scale)
+
+
+def _gradients_of_norm(part: Any) -> list[torch.Tensor]:
+    """Return the gradients that count on this rank, by the method's name of the installed megatron-core."""
+    # Renamed in 0.19.
+    older = getattr(part, "get_main_grads_for_grad_norm", None)
+    found: list[torch.Tensor] = (older or part.get_grads_for_grad_norm)()
+    return found
 
 
 def _norm_of(norms: list[torch.Tensor], group: Any) -> float:

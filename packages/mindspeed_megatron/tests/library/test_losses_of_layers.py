@@ -112,8 +112,11 @@ def leave_and_enter():
     from megatron.core.models.gpt import gpt_model
     from megatron.core.transformer.moe import router
 
+    # From megatron-core 0.17 on a function of its own computes the losses of predictions.
+    shift = "roll_tensor" if hasattr(gpt_model, "roll_tensor") else "process_mtp_loss"
+
     def functions():
-        return gpt_model.roll_tensor, router.apply_router_token_dropping
+        return getattr(gpt_model, shift), router.apply_router_token_dropping
 
     with recorded(*REENTERED) as (memory, run):
         args = run.args

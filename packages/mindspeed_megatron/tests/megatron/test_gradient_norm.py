@@ -31,8 +31,8 @@ LAYOUTS = {
     "tp2, whole experts": ("experts", (*TP2, "--sequence-parallel", "--expert-tensor-parallel-size", "1")),
     "torch's FSDP2": ("untied", ("--use-torch-fsdp2",)),
 }
-if Version(version("megatron-core")) >= Version("0.16"):
-    # Megatron-FSDP's parts are described as 0.16 cuts them.
+if Version("0.16") <= Version(version("megatron-core")) < Version("0.18"):
+    # Megatron-FSDP's parts are described as 0.16 cuts them, its corrections are those up to 0.17.
     LAYOUTS |= {
         strategy: ("untied", (*MEGATRON, strategy))
         for strategy in ("no_shard", "optim", "optim_grads_params")

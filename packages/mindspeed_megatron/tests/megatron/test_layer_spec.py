@@ -23,6 +23,7 @@ from mindspeed_core.resolver.plan import ActiveFeature, Plan
 from mindspeed_core.runtime.instance_patches import Roles
 from mindspeed_megatron.layer_sites import LayerSpecError, LinearLayoutError
 from mindspeed_megatron.layer_spec import ANY_LAYOUT, NORM_ROLES, LinearLayout, SpecEditor
+from mindspeed_megatron.spec_forms import as_spec
 
 
 class Norm:
@@ -189,7 +190,8 @@ def test_empty_sites_are_filled_on_request():
     editor = SpecEditor(block(), owner="a")
     assert editor.replace("activation", Norm) == 0
     assert editor.replace("activation", Norm, empty=True) == 4
-    assert editor.spec.layer_specs[0].submodules.mlp.submodules.activation_func.module is Norm
+    mlp = as_spec(editor.spec.layer_specs[0].submodules.mlp)
+    assert as_spec(mlp.submodules.activation_func).module is Norm
 
 
 def test_a_second_feature_is_refused_and_told_about_the_first():
@@ -345,7 +347,7 @@ def test_what_declares_to_wrap_is_passed_through_to_the_module_inside():
 
     assert site.path == "layers.0.mlp.linear_fc1.inner"
     assert (site.spec.module, site.placed_by, site.wrapped_in) == (Linear, "faster", ("Beside",))
-    outer = spec.layer_specs[0].submodules.mlp.submodules.linear_fc1
+    outer = as_spec(as_spec(spec.layer_specs[0].submodules.mlp).submodules.linear_fc1)
     assert (outer.module, outer.params["rank"], outer.params["inner"].module) == (Beside, 4, Linear)
     assert [entry.owner for entry in editor.history[:2]] == ["faster", "adapter"]
 

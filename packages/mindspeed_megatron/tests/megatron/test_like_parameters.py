@@ -92,8 +92,8 @@ ALONE = {
     "tp2 to one process, tied": ("tied", SWIGLU),
     "ep2 to one process": ("experts", EXPERTS),
 }
-if Version(version("megatron-core")) >= Version("0.16"):
-    # Megatron-FSDP's parts are described as 0.16 cuts them.
+if Version("0.16") <= Version(version("megatron-core")) < Version("0.18"):
+    # Megatron-FSDP's parts are described as 0.16 cuts them, its corrections are those up to 0.17.
     SAVED["megatron"] = (*SWIGLU, *UNTIED, *MEGATRON, "optim_grads_params")
     LOADED |= {
         "tp2 to Megatron-FSDP": ("swiglu", (*SWIGLU, *UNTIED, *MEGATRON, "optim_grads_params")),

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from mindspeed_core import DescribedOptimizer, put_inside
 from mindspeed_core.feature import hookimpl
+from mindspeed_megatron.fully_sharded.megatron_fsdp import has_known_faults
 from mindspeed_megatron.parameter_parts import ParameterParts, _Shares
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_testing import run_world
@@ -24,9 +25,10 @@ LAYOUTS = {
     "tensor parallelism": (*TP2, *SHARDED),
     "pipeline": (*PP2, *SHARDED),
     "fsdp2": ("--use-torch-fsdp2", UNTIED),
-    "megatron-fsdp": (*FSDP, "optim_grads_params", UNTIED),
-    "megatron-fsdp, unsharded": (*FSDP, "no_shard"),
 }
+if has_known_faults():
+    LAYOUTS["megatron-fsdp"] = (*FSDP, "optim_grads_params", UNTIED)
+    LAYOUTS["megatron-fsdp, unsharded"] = (*FSDP, "no_shard")
 
 
 class Momentum(DescribedOptimizer):

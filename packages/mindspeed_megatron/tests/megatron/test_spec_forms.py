@@ -51,7 +51,7 @@ def experts():
 
 
 def test_a_partial_shows_class_arguments_and_submodules():
-    inner = MLPSubmodules(linear_fc1=Linear)
+    inner = MLPSubmodules(linear_fc1=Linear, linear_fc2=Linear)
     spec = as_spec(partial(MLP, submodules=inner, is_expert=True))
 
     assert (spec.module, spec.params) == (MLP, {"is_expert": True})

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,22 @@ def test_a_checkout_that_is_too_old_is_named(tmp_path, monkeypatch, forgotten):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(checkout, "installed_version", lambda name: "0.14.0")
     with pytest.raises(ImportError, match=r"brings megatron-core 0\.14\.0"):
+        checkout.require()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "refused"), [("cfg_container, datasets", True), ("datasets, model_provider", False)]
+)
+def test_a_checkout_whose_scripts_read_arguments_first_is_refused(
+    parameters, refused, tmp_path, monkeypatch, forgotten
+):
+    package = tmp_path / "megatron" / "training"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"def pretrain({parameters}): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(checkout, "installed_version", lambda name: "0.18.2")
+    told = pytest.raises(ImportError, match=r"check out core_v0\.17\.1 or older, or use")
+    with told if refused else nullcontext():
         checkout.require()
 
 

@@ -51,8 +51,8 @@ COURSES = {
     "int8, torch's sharding": ("toy-int8", FSDP2, (LLAMA, (*FSDP2, *ADAM))),
 }
 THOROUGH = tuple(COURSES)[9:]
-if Version(version("megatron-core")) < Version("0.16"):
-    # Its parts are described as 0.16 cuts them.
+if not Version("0.16") <= Version(version("megatron-core")) < Version("0.18"):
+    # Its parts are described as 0.16 cuts them, and its corrections are those up to 0.17.
     del COURSES["averaging, Megatron-FSDP"]
 ALONE = ("lion, whole", "sign, sharded", "int8, sharded")
 """Courses whose checkpoints one process loads too."""

@@ -31,8 +31,8 @@ from mindspeed_testing.worlds import run_world
 
 BUCKET = "objects://bucket"
 FULLY_SHARDED = {"torch FSDP2": ("--use-torch-fsdp2",)}
-if Version(version("megatron-core")) >= Version("0.16"):
-    # Megatron-FSDP's parts are described as 0.16 cuts them.
+if Version("0.16") <= Version(version("megatron-core")) < Version("0.18"):
+    # Megatron-FSDP's parts are described as 0.16 cuts them, its corrections are those up to 0.17.
     FULLY_SHARDED["Megatron-FSDP"] = FULL
 
 

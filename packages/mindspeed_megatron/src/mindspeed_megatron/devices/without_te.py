@@ -57,6 +57,14 @@ _ALWAYS = (
         required=False,
         reason="writes into a host buffer that the copy back still reads",
     ),
+    # Its later name.
+    Patch(
+        target=f"{_OFFLOAD}:OffloadTensorPool.allocate",
+        new="mindspeed_megatron.activation_offload:waiting_for_reads",
+        kind="wrap",
+        required=False,
+        reason="writes into a host buffer that the copy back still reads",
+    ),
     Patch(
         target=f"{_OFFLOAD}:ChunkOffloadHandler.tensor_pop",
         new="mindspeed_megatron.activation_offload:waiting_for_arrival",

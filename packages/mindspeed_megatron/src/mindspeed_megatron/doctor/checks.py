@@ -17,7 +17,10 @@ from mindspeed_megatron.doctor.supported_versions import (
     NPU_WITHOUT_CANN,
     PYTHON,
     TABLE,
+    Supported,
+    is_proven,
     matches,
+    proven_pairs,
     same_release,
 )
 from mindspeed_megatron.touch_points.changes import listed
@@ -49,9 +52,19 @@ def check_versions(facts: Facts) -> Iterator[Finding]:
         elif not matches(found, row.versions):
             yield Finding(ERROR, row.distribution, f"{found} is outside {row.versions}", row.remedy)
         else:
-            tested = not row.tested or any(matches(found, f"=={release}") for release in row.tested)
-            known = "" if tested else f" (supported; tested with {', '.join(row.tested)})"
-            yield Finding(OK, row.distribution, found + known)
+            yield Finding(OK, row.distribution, found + _untested(row, found, facts.python))
+
+
+def _untested(row: Supported, found: str, python: str) -> str:
+    """Say in brackets that a version, or megatron-core's with this Python, is only expected to work."""
+    if row.distribution == "megatron-core":
+        if is_proven(python, found):
+            return ""
+        proven = ", ".join(f"{core} on Python {minor}" for minor, core in proven_pairs())
+        return f" (expected to work on Python {python}; the test suite was run with {proven})"
+    if not row.tested or any(matches(found, f"=={release}") for release in row.tested):
+        return ""
+    return f" (supported; tested with {', '.join(row.tested)})"
 
 
 def check_torch(facts: Facts) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 PYTHON = ">=3.10"
 """Versions of Python, PEP 440."""
 
-MEGATRON_CORE = ">=0.15.3,<0.17"
+MEGATRON_CORE = ">=0.15.3,<0.20"
 """Versions of megatron-core, PEP 440."""
 
 
@@ -82,18 +82,28 @@ NPU_WITHOUT_CANN = ("2.14.0", "2.13.0", "2.7.1.post11")
 
 @dataclass(frozen=True)
 class Trial:
-    """A combination of versions (or of a Megatron-LM tag, for its scripts) that was run, and how far."""
+    """A combination of versions (or of a Megatron-LM tag, for its scripts) that was run, and how far.
+
+    Attributes:
+        platform: the platform it ran on.
+        megatron_core: versions of megatron-core, separated by commas.
+        torch: versions of torch and its backend.
+        python: the minor version of Python.
+        extent: which part of the tests ran.
+        suite: the extent is the test suite: this pair of Python and megatron-core is proven.
+    """
 
     platform: str
     megatron_core: str
     torch: str
     python: str
     extent: str
+    suite: bool = False
 
 
 TRIALS = (
-    Trial("cpu", "0.16.1", "2.13.0", "3.11", "the whole suite, worlds of one, two and four processes"),
-    Trial("cpu", "0.15.3", "2.13.0", "3.11", "the suite without what 0.15 lacks or does otherwise"),
+    Trial("cpu", "0.16.1", "2.13.0", "3.11", "the whole suite, worlds of one, two and four processes", True),
+    Trial("cpu", "0.15.3", "2.13.0", "3.11", "the suite without what 0.15 lacks or does otherwise", True),
     Trial(
         "cpu",
         "0.17.1, 0.18.0, 0.19.2",
@@ -108,6 +118,7 @@ TRIALS = (
         "3.11",
         "three steps in six layouts of two processes: losses equal to 0.16.1's, not the suite",
     ),
+    Trial("cpu", "0.19.2", "2.13.0", "3.12", "the tests of mindspeed-tp, not the suite"),
     Trial("cpu", "Megatron-LM core_v0.16.1", "2.13.0", "3.11", "losses of its own scripts, step by step"),
     Trial(
         "npu",
@@ -117,7 +128,18 @@ TRIALS = (
         "every use of torch_npu: arguments, shapes, gradients, with a stand-in for CANN; no kernel",
     ),
 )
-"""Combinations that were run; none on a CUDA device or an NPU, and on no other Python."""
+"""Combinations that were run; none on a CUDA device or an NPU."""
+
+
+def proven_pairs() -> tuple[tuple[str, str], ...]:
+    """Return the pairs of Python's minor version and megatron-core that the test suite was run on."""
+    return tuple((one.python, one.megatron_core) for one in TRIALS if one.suite)
+
+
+def is_proven(python: str, megatron_core: str) -> bool:
+    """Return whether the suite was run on a megatron-core and on a Python of the same minor version."""
+    minor = ".".join(python.split(".")[:2])
+    return any(one == minor and matches(megatron_core, f"=={core}") for one, core in proven_pairs())
 
 
 def matches(version: str, versions: str) -> bool:

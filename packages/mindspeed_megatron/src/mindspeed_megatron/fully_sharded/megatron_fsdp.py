@@ -118,6 +118,11 @@ class MegatronShardedChunk(FullyShardedDataParallel):
         self.module.finish_grad_sync(force_all_reduce)
 
 
+def has_known_faults() -> bool:
+    """Return whether the installed class is of megatron-core up to 0.17, whose faults are corrected here."""
+    return hasattr(FullyShardedDataParallel, "_fix_tensor_parallel_attributes")
+
+
 def wrap_megatron_sharded(
     session: Session,
     config: TransformerConfig,
@@ -130,7 +135,7 @@ def wrap_megatron_sharded(
     Raises:
         ArgumentError: megatron-core's class is one whose faults are others.
     """
-    if not hasattr(FullyShardedDataParallel, "_fix_tensor_parallel_attributes"):
+    if not has_known_faults():
         raise ArgumentError(
             "--use-megatron-fsdp",
             None,

@@ -92,7 +92,9 @@ def check_megatron_sharded(args: Namespace) -> None:
 def _impossible_with_megatron(args: Namespace) -> tuple[tuple[str, Any, str, str], ...]:
     """Return flag, whether it does harm, reason and way out."""
     strategy, drop = args.data_parallel_sharding_strategy, "drop it, or " + _MEGATRON
-    grouped = args.moe_use_legacy_grouped_gemm or (args.moe_grouped_gemm and args.transformer_impl == "local")
+    # megatron-core 0.17 dropped the older kind of grouped experts.
+    legacy = getattr(args, "moe_use_legacy_grouped_gemm", False)
+    grouped = legacy or (args.moe_grouped_gemm and args.transformer_impl == "local")
     return (
         (
             "--pipeline-model-parallel-size",

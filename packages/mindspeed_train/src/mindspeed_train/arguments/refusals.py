@@ -74,7 +74,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "activation_func_fp8_input_store tp_only_amax_red reuse_grad_buf_for_mxfp8_param_ag fp8_recipe "
         "fp8_quantizer_factory fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad "
         "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 fp4_recipe fp4_quantizer_factory "
-        "disable_parameter_transpose_cache",
+        "disable_parameter_transpose_cache fp4_param_gather fp8_output_proj",
         "the low-precision matrix products are TransformerEngine's",
     ),
     *_without_effect(
@@ -96,11 +96,25 @@ REFUSALS: tuple[Refusal, ...] = (
             ),
             *_te("cross_entropy_fusion_impl", "the kernel is TransformerEngine's", ("te",)),
             *_te(
-                "cpu_offloading cpu_offloading_num_layers",
+                "cpu_offloading cpu_offloading_num_layers cpu_offloading_retain_pinned_cpu_buffers",
                 "moving activations to the host is TransformerEngine's, and takes less memory",
             ),
             *_te("use_precision_aware_optimizer", "the optimizer's kernel is TransformerEngine's"),
-            *_te("delay_wgrad_compute", "only TransformerEngine's linears can delay their weight gradient"),
+            *_te(
+                "delay_wgrad_compute overlap_dispatch_backward_with_experts_wgrad",
+                "only TransformerEngine's linears can delay their weight gradient",
+            ),
+            *_te(
+                "use_transformer_engine_op_fuser use_grouped_gemm_for_dense_mlp "
+                "use_grouped_gemm_for_shared_expert moe_single_grouped_weight moe_single_grouped_bias "
+                "mla_down_proj_fusion",
+                "the joined products are TransformerEngine's",
+            ),
+            *_te(
+                "moe_paged_stash moe_paged_stash_page_size moe_paged_stash_buffer_size_factor_cuda "
+                "moe_paged_stash_buffer_size_factor_cpu",
+                "pages of saved tensors belong to TransformerEngine's experts",
+            ),
             *_te("fused_single_qkv_rope", "the fused rotary kernel is TransformerEngine's"),
             *_refused("config_logger_dir", "megatron-core cannot write down the process groups it is given"),
             *_refused("moe_per_layer_logging", "this host reports the mean over the layers"),
@@ -117,7 +131,11 @@ REFUSALS: tuple[Refusal, ...] = (
                 without="grouped_gemm",
             ),
             *_refused(
-                "moe_enable_deepep moe_deepep_num_sms moe_hybridep_num_sms moe_flex_dispatcher_backend",
+                "moe_enable_deepep moe_deepep_num_sms moe_hybridep_num_sms moe_flex_dispatcher_backend "
+                "moe_permute_fusion_into_hybridep moe_hybridep_num_blocks_permute "
+                "moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms_preprocessing "
+                "moe_hybridep_pad_uneven_dispatch_inputs moe_flex_dispatcher_num_sms "
+                "moe_ncclep_static_shape moe_ncclep_zero_copy",
                 "belongs to the flexible dispatcher, which needs the package deep_ep and CUDA",
                 without="deep_ep",
             ),
@@ -133,12 +151,15 @@ REFUSALS: tuple[Refusal, ...] = (
                 "cuda_graph_impl", "this host captures no graphs", values=("local", "transformer_engine")
             ),
             *_refused(
-                "overlap_moe_expert_parallel_comm ep_overlap_early_attn_memory_release",
+                "overlap_moe_expert_parallel_comm ep_overlap_early_attn_memory_release "
+                "high_priority_a2a_comm_stream",
                 "the schedule that pairs forward and backward passes needs TransformerEngine's layers and "
                 "streams",
             ),
             *_refused(
-                "fine_grained_activation_offloading offload_modules min_offloaded_tensor_size",
+                "fine_grained_activation_offloading offload_modules min_offloaded_tensor_size "
+                "fine_grained_offloading_max_inflight_offloads activation_offload_fraction "
+                "delta_offload_bytes_across_pp_ranks delay_offload_until_cuda_graph",
                 "moving activations between memories needs CUDA streams, and takes less memory",
             ),
             *_refused(
@@ -176,6 +197,17 @@ REFUSALS: tuple[Refusal, ...] = (
         "qk_clip qk_clip_alpha qk_clip_threshold",
         "only TransformerEngine's attention reports its largest logit",
     ),
+    *_te(
+        "moe_mlp_glu_interleave_size moe_shared_expert_glu_interleave_size",
+        "only TransformerEngine's experts interleave gates and values",
+    ),
+    *_refused(
+        "moe_expert_rank_capacity_factor",
+        "the capacity of a rank belongs to the flexible dispatcher, which needs the package deep_ep and CUDA",
+        "use --moe-expert-capacity-factor, or leave it out",
+        without="deep_ep",
+    ),
+    *_te("flash_attention_version", "the kernels of FlashAttention are called by TransformerEngine's layers"),
     *_te("batch_invariant_mode", "the kernels are TransformerEngine's and FlashAttention's"),
     *_refused("apply_residual_connection_post_layernorm", "the layers of megatron-core's GPT ignore it"),
     *_refused("moe_enable_routing_replay", "nothing records routes here that could be replayed"),
@@ -199,7 +231,9 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *_te(
         "dsa_indexer_n_heads dsa_indexer_head_dim dsa_indexer_topk dsa_indexer_loss_coeff "
-        "dsa_indexer_use_sparse_loss",
+        "dsa_indexer_use_sparse_loss dsa_indexer_topk_freq dsa_indexer_skip_topk_offset dsa_kernel_backend "
+        "dsa_indexer_rope_interleaved dsa_indexer_rotate_activation dsa_indexer_scoring_relu "
+        "dsa_indexer_k_norm_epsilon dsa_indexer_k_norm_fp32",
         "sparse attention is built from TransformerEngine's layers",
     ),
     *_refused(

@@ -8,6 +8,7 @@ first values travel together with the sum that the loss divides by.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,8 +86,11 @@ def over_ranks(original: Shift) -> Shift:
 def recompute_described(session: Session, model: list[Any], owner: str) -> None:
     """Let recomputed prediction layers see the batch's description, which is no tensor.
 
-    megatron-core hands everything to its checkpoint of activations as if it were one.
+    megatron-core up to 0.17 hands everything to its checkpoint of activations as if it were one; later its
+    checkpoint is of a function of its own, which holds the description.
     """
+    if "forward_func" not in signature(MultiTokenPredictionLayer._checkpointed_forward).parameters:
+        return
     for chunk in model:
         for module in chunk.modules():
             if isinstance(module, MultiTokenPredictionLayer):

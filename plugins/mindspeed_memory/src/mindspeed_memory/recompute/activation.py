@@ -147,19 +147,28 @@ def _with_dropped_activation(base: Any) -> Any:
     return type(f"Recomputing{base.__name__}", (base,), {"forward": forward})
 
 
+class _Given(torch.nn.Module):
+    """First linear layer that passes on output and bias; megatron-core 0.18 calls nothing but modules."""
+
+    def forward(self, pair: Pair) -> Pair:
+        return pair
+
+
+class _Untouched(torch.nn.Module):
+    """Second linear layer that passes on the activation."""
+
+    def forward(self, activated: Tensor) -> tuple[Tensor, None]:
+        return activated, None
+
+
 class _ActivationOnly:
     """A feed-forward layer whose linear layers pass on what they get."""
+
+    linear_fc1 = _Given()
+    linear_fc2 = _Untouched()
 
     def __init__(self, mlp: Any) -> None:
         self._mlp = mlp
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mlp, name)
-
-    @staticmethod
-    def linear_fc1(pair: Pair) -> Pair:
-        return pair
-
-    @staticmethod
-    def linear_fc2(activated: Tensor) -> tuple[Tensor, None]:
-        return activated, None

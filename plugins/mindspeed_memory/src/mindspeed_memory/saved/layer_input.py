@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from mindspeed_memory.saved.engine import SavedTensors
 
 
+_CHECKPOINTED = "_checkpointed_forward"
+"""Method of a block that computes layers again."""
+
+
 def swap_layer_inputs(session: Session, chunks: Sequence[Any], owner: str, engine: SavedTensors) -> None:
     """Put away the inputs of layers that are computed again.
 
@@ -41,9 +45,11 @@ def swap_layer_inputs(session: Session, chunks: Sequence[Any], owner: str, engin
             at_once = block.post_process and index // unit == (count - 1) // unit
             if not held and not at_once:
                 session.instances.set(owner, layer, "forward", _marking(layer.forward, inputs))
-        forward = _clearing(block._checkpointed_forward, inputs)
+        # From 0.18 on a block calls a function to compute its layers again, and has no method for it.
+        name = _CHECKPOINTED if hasattr(block, _CHECKPOINTED) else "forward"
+        forward = _clearing(getattr(block, name), inputs)
         scoped = engine.scope(forward, accepts=_among(inputs), apart=True)
-        session.instances.set(owner, block, "_checkpointed_forward", scoped)
+        session.instances.set(owner, block, name, scoped)
 
 
 def _marking(forward: Callable[..., Any], inputs: set[int]) -> Callable[..., Any]:

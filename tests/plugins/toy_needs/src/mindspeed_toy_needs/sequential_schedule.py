@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.enums import ModelType
-from megatron.core.pipeline_parallel.schedules import backward_step, deallocate_output_tensor, forward_step
+from megatron.core.pipeline_parallel.schedules import deallocate_output_tensor, forward_step
+
+from mindspeed_megatron.backward_pass import backward_pass
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -100,7 +101,7 @@ def run_schedule(
         return reports
     for stage, received, output in reversed(done):
         gradient = mail.receive(stage + 1, stage) if stage < last else None
-        gradient = backward_step(received, output, gradient, ModelType.encoder_or_decoder, config)
+        gradient = backward_pass(received, output, gradient, config)
         if stage:
             mail.send(stage, stage - 1, gradient)
     config.finalize_model_grads_func(model, total_tokens if config.calculate_per_token_loss else None)
