@@ -14,13 +14,14 @@ Sites = list[tuple[str, str]]
 
 def layers_page() -> str:
     """The editor of layer specifications and the roles."""
-    found = classes("packages/mindspeed_megatron/src/mindspeed_megatron/layer_spec.py")
+    package = "packages/mindspeed_megatron/src/mindspeed_megatron"
+    defined = classes(f"{package}/layer_spec.py") | classes(f"{package}/layer_sites.py")
     lines = [
         "# Layer specifications",
         "",
         "A feature that replaces modules wraps the stage [`build_layer_spec`](stages.md#build_layer_spec)",
         "and edits its result by the roles of the modules.",
-        *class_sections(found[name] for name in ("SpecEditor", "Site", "Replacement")),
+        *class_sections(defined[name] for name in ("SpecEditor", "Site", "Replacement")),
         "",
         "## Roles",
         "",
