@@ -1,4 +1,4 @@
-"""What one rank imports is there for the next one, and changes nothing about it."""
+"""The next rank finds what one rank imported, and is changed in nothing by it."""
 
 import sys
 from dataclasses import replace
