@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +86,7 @@ class SimpleSession:
 
     def __init__(self):
         self.plan = type("Plan", (), {"names": ()})()
+        self.args = Namespace()
         self._records = {}
 
     state = Session.state
