@@ -11,12 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from mindspeed_core.conditions import Conflict, Fallback, Requirement, TakeOver
 from mindspeed_core.conditions import Slot as Slot
 from mindspeed_core.errors import DeclarationError
+from mindspeed_core.hooks.marker import PROJECT as PROJECT
+from mindspeed_core.hooks.marker import hookimpl as hookimpl
 from mindspeed_core.scenario import LOADED as LOADED
 from mindspeed_core.scenario import QUANTITIES as QUANTITIES
 from mindspeed_core.scenario import Gain as Gain
@@ -24,49 +26,7 @@ from mindspeed_core.scenario import Proofs as Proofs
 from mindspeed_core.scenario import Resume as Resume
 from mindspeed_core.scenario import Scenario
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-PROJECT = "mindspeed"
-"""pluggy's project name: hook implementations carry the attribute ``mindspeed_impl``."""
-
 _OPTION = re.compile(r"--[A-Za-z0-9][A-Za-z0-9._-]*\Z")
-
-
-@overload
-def hookimpl(function: F) -> F: ...
-@overload
-def hookimpl(*, wrapper: bool = ..., trylast: bool = ..., tryfirst: bool = ...) -> Callable[[F], F]: ...
-def hookimpl(
-    function: F | None = None, *, wrapper: bool = False, trylast: bool = False, tryfirst: bool = False
-) -> F | Callable[[F], F]:
-    """Mark a method as the implementation of the stage that has its name.
-
-    The same marker that ``pluggy.HookimplMarker("mindspeed")`` sets, without importing pluggy.
-
-    Args:
-        function: the method, when used without parentheses.
-        wrapper: the method is a generator that wraps the stage: code before, ``result = yield``, code
-            after, ``return`` the (changed) result.
-        trylast: called after every other implementation; hosts mark their defaults so.
-        tryfirst: called before every other implementation.
-    """
-
-    def mark(target: F) -> F:
-        setattr(
-            target,
-            PROJECT + "_impl",
-            {
-                "wrapper": wrapper,
-                "hookwrapper": False,
-                "optionalhook": False,
-                "tryfirst": tryfirst,
-                "trylast": trylast,
-                "specname": None,
-            },
-        )
-        return target
-
-    return mark if function is None else mark(function)
 
 
 def dest_of(option: str) -> str:

@@ -224,15 +224,10 @@ def _conflict(conflict: Conflict) -> str:
 
 def _elsewhere(feature: type[Feature]) -> list[str]:
     lines = []
-    if feature.fallback is not None:
-        taken = f"{feature.fallback.feature} takes over" if feature.fallback.feature else "it is left out"
-        lines.append(f"on other platforms {taken}: {feature.fallback.reason}")
-    if feature.mode_fallback is not None:
-        other = feature.mode_fallback.feature
-        lines.append(
-            f"in other modes {f'{other} takes over' if other else 'it is left out'}: "
-            f"{feature.mode_fallback.reason}"
-        )
+    for where, fallback in (("platforms", feature.fallback), ("modes", feature.mode_fallback)):
+        if fallback is not None:
+            taken = f"{fallback.feature} takes over" if fallback.feature else "it is left out"
+            lines.append(f"{'in' if where == 'modes' else 'on'} other {where} {taken}: {fallback.reason}")
     lines += [f"takes over from {taken.feature}: {taken.reason}" for taken in feature.takes_over]
     return lines
 

@@ -1,18 +1,22 @@
-"""The hookspec marker and the `DONE` sentinel.
+"""The markers of stages and of their implementations, and the `DONE` sentinel.
 
-Apart from the stages themselves, so that declarations can name stages without importing pluggy.
+Apart from the stages themselves, and without importing pluggy: declarations of every plugin use them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar, overload
 
-from mindspeed_core.feature import PROJECT
 from mindspeed_core.hooks.versions import API_VERSION
 
-__all__ = ["API_VERSION", "DONE", "Done", "hookspec"]
+__all__ = ["API_VERSION", "DONE", "PROJECT", "Done", "hookimpl", "hookspec"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PROJECT = "mindspeed"
+"""pluggy's project name: hook implementations carry the attribute ``mindspeed_impl``."""
 
 
 class Done(Enum):
@@ -50,6 +54,43 @@ def hookspec(
         )
         target.__mindspeed_since__ = since  # type: ignore[attr-defined]
         target.__mindspeed_added__ = dict(added or {})  # type: ignore[attr-defined]
+        return target
+
+    return mark if function is None else mark(function)
+
+
+@overload
+def hookimpl(function: F) -> F: ...
+@overload
+def hookimpl(*, wrapper: bool = ..., trylast: bool = ..., tryfirst: bool = ...) -> Callable[[F], F]: ...
+def hookimpl(
+    function: F | None = None, *, wrapper: bool = False, trylast: bool = False, tryfirst: bool = False
+) -> F | Callable[[F], F]:
+    """Mark a method as the implementation of the stage that has its name.
+
+    The same marker that ``pluggy.HookimplMarker("mindspeed")`` sets, without importing pluggy.
+
+    Args:
+        function: the method, when used without parentheses.
+        wrapper: the method is a generator that wraps the stage: code before, ``result = yield``, code
+            after, ``return`` the (changed) result.
+        trylast: called after every other implementation; hosts mark their defaults so.
+        tryfirst: called before every other implementation.
+    """
+
+    def mark(target: F) -> F:
+        setattr(
+            target,
+            PROJECT + "_impl",
+            {
+                "wrapper": wrapper,
+                "hookwrapper": False,
+                "optionalhook": False,
+                "tryfirst": tryfirst,
+                "trylast": trylast,
+                "specname": None,
+            },
+        )
         return target
 
     return mark if function is None else mark(function)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from mindspeed_core.feature import DeclarationError
+from mindspeed_core.errors import DeclarationError
 
 API_VERSION = "1.3"
 """Raised in its minor part when a stage or an argument is added, in its major part when one goes."""

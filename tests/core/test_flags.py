@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.feature import Feature, Flag
 from mindspeed_core.flags.flag_set import FlagSet, flag_set
-from mindspeed_core.flags.help import help_text
 from mindspeed_core.registry import Registry
+from mindspeed_train.flag_help import help_text
 
 HOST_FLAGS = (
     Flag("--hidden-size", type=int, help="100% of the width"),

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from mindspeed_core.discovery.extensions import BROUGHT_BY
 from mindspeed_core.errors import UsageError
 from mindspeed_core.flags.core import CORE_OWNER
-from mindspeed_core.flags.help import help_text, placeholder
+from mindspeed_core.flags.help import placeholder
 from mindspeed_core.flags.values import arity, kind_of_flag
 from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.listing import Cell, print_heading, print_hint, print_labelled, print_rows, say
+from mindspeed_train.flag_help import help_text
 
 if TYPE_CHECKING:
     from mindspeed_core.flags.entries import FlagEntry
