@@ -3,10 +3,10 @@
 import lora_runs as runs
 import pytest
 
+from mindspeed_megatron.flops import count_run
 from mindspeed_megatron.instruments.operations import operations
 from mindspeed_megatron.instruments.passes import BACKWARD, FORWARD, RECOMPUTED, current_pass
 from mindspeed_megatron.instruments.work_counter import WorkCounter
-from mindspeed_megatron.partial_training import count_run
 from mindspeed_testing import run_world
 
 LATENT = (

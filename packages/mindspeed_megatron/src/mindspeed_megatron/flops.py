@@ -30,8 +30,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_megatron.partial_training import PartialTraining, TrainedParts
+
 if TYPE_CHECKING:
-    from mindspeed_megatron.partial_training import PartialTraining
+    from mindspeed_core.run import Run
 
 _SCORES = "attention scores"
 _EXPERTS = ("router", "experts", "shared experts")
@@ -113,6 +115,20 @@ def count_flops(
     trained = {_SCORES, *partial.trained}
     frozen = sum(work for part, work in own.items() if part not in trained)
     return FlopCount(forward, recomputed, frozen)
+
+
+def count_run(run: Run, seq_length: int, vocab_size: int | None = None, *, causal: bool = True) -> FlopCount:
+    """Count the operations of one sequence of a run, frozen weights left out.
+
+    Args:
+        run: whose model is counted.
+        seq_length: tokens of the sequence, before any sharding.
+        vocab_size: rows of the output layer; by default those of the arguments.
+        causal: see `count_flops`.
+    """
+    rows: Any = run.args.padded_vocab_size if vocab_size is None else vocab_size
+    partial = run.session.state(TrainedParts).partial
+    return count_flops(run.config, seq_length=seq_length, vocab_size=rows, causal=causal, partial=partial)
 
 
 def _summed(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
-from mindspeed_megatron.flops import uncounted
-from mindspeed_megatron.partial_training import count_run
+from mindspeed_megatron.flops import count_run, uncounted
 from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:

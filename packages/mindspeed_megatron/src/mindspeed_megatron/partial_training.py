@@ -8,12 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from mindspeed_megatron.flops import FlopCount, count_flops
-
-if TYPE_CHECKING:
-    from mindspeed_core.run import Run
 
 
 @dataclass(frozen=True)
@@ -37,17 +31,3 @@ class TrainedParts:
     """The weights that a session trains; ``partial`` is None where it trains all of them."""
 
     partial: PartialTraining | None = None
-
-
-def count_run(run: Run, seq_length: int, vocab_size: int | None = None, *, causal: bool = True) -> FlopCount:
-    """Count the operations of one sequence of a run, frozen weights left out.
-
-    Args:
-        run: whose model is counted.
-        seq_length: tokens of the sequence, before any sharding.
-        vocab_size: rows of the output layer; by default those of the arguments.
-        causal: see `flops.count_flops`.
-    """
-    rows: Any = run.args.padded_vocab_size if vocab_size is None else vocab_size
-    partial = run.session.state(TrainedParts).partial
-    return count_flops(run.config, seq_length=seq_length, vocab_size=rows, causal=causal, partial=partial)

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.errors import UserError
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.metrics import Report
-from mindspeed_megatron.flops import uncounted
+from mindspeed_megatron.flops import count_run, uncounted
 from mindspeed_megatron.instruments.device_peak import peak_tflops
 from mindspeed_megatron.instruments.operations import operations
 from mindspeed_megatron.instruments.passes import BACKWARD, FORWARD, RECOMPUTED, current_pass
 from mindspeed_megatron.instruments.work_counter import WorkCounter
 from mindspeed_megatron.padding import StepLengths
-from mindspeed_megatron.partial_training import count_run
 from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:

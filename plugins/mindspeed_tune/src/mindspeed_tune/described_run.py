@@ -142,8 +142,7 @@ def _buffers(chunk: Any, name: str) -> list[Any]:
 
 def _model_flops(run: Any) -> float:
     """Return the operations of the model in a step; 0 where nobody counts them."""
-    from mindspeed_megatron.flops import uncounted
-    from mindspeed_megatron.partial_training import count_run
+    from mindspeed_megatron.flops import count_run, uncounted
 
     args = run.args
     vocabulary = getattr(args, "padded_vocab_size", None)

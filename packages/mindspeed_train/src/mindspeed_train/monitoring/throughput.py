@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mindspeed_megatron.flops import FlopCount, uncounted
+from mindspeed_megatron.flops import FlopCount, count_run, uncounted
 from mindspeed_megatron.instruments.device_peak import peak_tflops
-from mindspeed_megatron.partial_training import count_run
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
