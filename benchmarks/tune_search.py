@@ -34,7 +34,8 @@ from mindspeed_tune.hardware import read_hardware
 from mindspeed_tune.journal import Journal
 from mindspeed_tune.launch_command import LaunchCommand, read_command
 from mindspeed_tune.launch_plan import LaunchPlan, make_plan
-from mindspeed_tune.search import Ranked, Search
+from mindspeed_tune.ranked import Ranked
+from mindspeed_tune.search import Search
 from mindspeed_tune.space_file import Space
 from mindspeed_tune.warm_process import WarmProcess
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 import torch
 from safetensors.torch import load_file
 
-from mindspeed_models.recipe import check_recipe
+from mindspeed_models.extension_points import check_recipe
 from mindspeed_models.weights.convert import Conversion, convert
 from mindspeed_models.weights.export import Export, export
 from mindspeed_testing.small_llama import tensors_of, write_safetensors

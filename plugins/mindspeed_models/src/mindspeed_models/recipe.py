@@ -6,7 +6,7 @@ recipe loads neither torch nor transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,11 +72,3 @@ class Recipe:
 
 class RecipeError(UserError):
     """A model that no recipe builds, or a configuration that contradicts itself."""
-
-
-def check_recipe(found: Any) -> None:
-    """Refuse what is registered as a recipe and is none."""
-    if not isinstance(found, Recipe) and not (
-        isinstance(found, Sequence) and found and all(isinstance(each, Recipe) for each in found)
-    ):
-        raise DeclarationError(f"{found!r} is no mindspeed_models.recipe.Recipe, nor a tuple of them")

@@ -17,6 +17,7 @@ from mindspeed_tune.estimate import COMPOSED, Estimate
 from mindspeed_tune.hardware import Hardware
 from mindspeed_tune.layout import Layout
 from mindspeed_tune.other_layout import Along, along, placed
+from mindspeed_tune.pipeline_target import MADE_OF, WHOLE, Target
 from mindspeed_tune.pipeline_time import pipeline_seconds
 from mindspeed_tune.record import Group, RankRecord
 from mindspeed_tune.roofline import communication_seconds, seconds
@@ -34,36 +35,6 @@ from mindspeed_tune.small_pipeline import (
     work_between,
 )
 from mindspeed_tune.step_plan import UPDATE_BYTES
-
-WHOLE = 3
-"""A stage that has embedding and head: the only one of a model without a pipeline."""
-_MADE_OF: dict[int, tuple[tuple[int, int], ...]] = {
-    FIRST: ((FIRST, 1),),
-    MIDDLE: ((MIDDLE, 1),),
-    LAST: ((LAST, 1),),
-}
-_MADE_OF[WHOLE] = ((FIRST, 1), (LAST, 1), (MIDDLE, -1))
-
-
-@dataclass(frozen=True)
-class Target:
-    """A pipeline that a cell's numbers are asked for.
-
-    Attributes:
-        layout: of the launch.
-        layers: of the model, a multiple of the pipeline's chunks.
-        microbatches: of a step.
-        micro_batch_size: their size.
-        overlap: gradients are exchanged behind backward passes.
-        model_flops: operations of the model in a step; 0 where they are not known.
-    """
-
-    layout: Layout
-    layers: int
-    microbatches: int
-    micro_batch_size: int
-    overlap: bool = False
-    model_flops: float = 0.0
 
 
 @dataclass
@@ -95,7 +66,7 @@ class Cell:
             NotComposable: they do not follow from the dry runs.
         """
         layout = target.layout
-        stages = [self._stage(target, stage) for stage in range(layout.pp)]
+        stages = [(stage, target.kind(stage)) for stage in range(layout.pp)]
         durations = [self._of_stage(target, stage, hardware) for stage in range(layout.pp)]
         taken = [{step: total for step, (total, _) in one.items()} for one in durations]
         pipeline = pipeline_seconds(
@@ -141,30 +112,13 @@ class Cell:
     def _record(self, kind: int) -> RankRecord:
         return next(iter(self.parts.values()))[kind].record
 
-    def _stage(self, target: Target, stage: int) -> tuple[int, int]:
-        """Return a stage, and what it is made of besides its layers."""
-        last = target.layout.pp - 1
-        return stage, WHOLE if last == 0 else FIRST if stage == 0 else LAST if stage == last else MIDDLE
-
-    def _chunks(self, target: Target, stage: int) -> list[int]:
-        """Return what every chunk of a stage is made of."""
-        _, kind = self._stage(target, stage)
-        chunks = [MIDDLE] * target.layout.vpp
-        if target.layout.vpp == 1:
-            return [kind]
-        if kind == FIRST:
-            chunks[0] = FIRST
-        if kind == LAST:
-            chunks[-1] = LAST
-        return chunks
-
     def _of_stage(
         self, target: Target, stage: int, hardware: Hardware
     ) -> dict[tuple[str, int], tuple[float, float]]:
         """Return the seconds of a pass by direction and chunk, and those of communication among them."""
         return {
             (direction, chunk): self._pass(target, kind, direction, hardware)
-            for chunk, kind in enumerate(self._chunks(target, stage))
+            for chunk, kind in enumerate(target.chunks(stage))
             for direction in (FORWARD, BACKWARD)
         }
 
@@ -175,7 +129,7 @@ class Cell:
         key = (kind, direction, layers, microbatches, target.micro_batch_size, crossing, hardware.path)
         if key not in self._durations:
             total = wait = 0.0
-            for part, sign in _MADE_OF[kind]:
+            for part, sign in MADE_OF[kind]:
                 size = target.micro_batch_size
                 computed = self._computed(part, direction, layers, microbatches, size, hardware)
                 sent = self._sent(target, part, direction, layers, microbatches, hardware)
@@ -261,7 +215,7 @@ class Cell:
 
     def _exchanged(self, target: Target, kind: int, stage: int, hardware: Hardware, wanted: str) -> float:
         total = 0.0
-        for part, sign in _MADE_OF[kind]:
+        for part, sign in MADE_OF[kind]:
             found = next(iter(self.parts.values()))[part]
             record = found.record
             for (group, operation, _, phase), (calls, given) in found.once().items():
@@ -272,7 +226,7 @@ class Cell:
                 if way.sharded:
                     kind_of = "expert" if way.expert and found.elements("expert") else "dense"
                     scale = self._elements(target, kind, kind_of) / max(1.0, found.elements(kind_of))
-                    if kind == WHOLE and (part, sign) != _MADE_OF[WHOLE][0]:
+                    if kind == WHOLE and (part, sign) != MADE_OF[WHOLE][0]:
                         continue  # all elements of the stage are counted with the first part
                     if operation.startswith("all_gather"):
                         scale *= record.groups[group].ranks.size / max(1, placed_group.ranks.size)
@@ -340,14 +294,14 @@ class Cell:
         self, target: Target, stage: int, hardware: Hardware
     ) -> tuple[float, float, dict[str, float]]:
         """Return the bytes that a device of a stage must have, those of tensors, and these by category."""
-        layout, (_, kind) = target.layout, self._stage(target, stage)
+        layout, kind = target.layout, target.kind(stage)
         static = self._static(target, kind)
         alive = in_flight(layout, stage, target.microbatches)
         layers = target.layers // (layout.pp * layout.vpp)
         moving: dict[str, float] = {}
         middle = self._moving(target, MIDDLE, layers, alive)
         if layout.vpp == 1:
-            for part, sign in _MADE_OF[kind]:
+            for part, sign in MADE_OF[kind]:
                 for name, size in self._moving(target, part, layers, alive).items():
                     moving[name] = moving.get(name, 0.0) + sign * size
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,22 +22,12 @@ from mindspeed_megatron.instruments.call_order import POINT_TO_POINT
 from mindspeed_megatron.instruments.code_places import CodePlace, running_code
 from mindspeed_megatron.instruments.work_counter import WorkCounter
 from mindspeed_megatron.unwrap import unwrap
-from mindspeed_tune import allocator, described_run, layer_kinds, schedules
+from mindspeed_tune import described_run, layer_kinds, schedules
 from mindspeed_tune.allocation_events import AllocationEvents
 from mindspeed_tune.layout import Layout
 from mindspeed_tune.one_rank_groups import only_own_groups
-from mindspeed_tune.rank_lists import RankList, compressed
-from mindspeed_tune.record import (
-    Answer,
-    Backend,
-    Call,
-    Group,
-    LargeTensor,
-    Peak,
-    RankRecord,
-    Run,
-    Update,
-)
+from mindspeed_tune.record import Answer, Call, Peak, RankRecord, Run, Update
+from mindspeed_tune.record_parts import FRAMES, backend_of, groups_of, peak_of, ratios_of
 from mindspeed_tune.relief import reliefs
 
 if TYPE_CHECKING:
@@ -47,7 +37,6 @@ if TYPE_CHECKING:
     from mindspeed_core.run import Run as TrainingRun
     from mindspeed_core.session import Session
 
-_FRAMES = 6
 _LARGEST = 5
 _BETWEEN = (
     *(str(Path(file).parent) for file in (torch.__file__, communication.__file__, __file__)),
@@ -251,13 +240,13 @@ class Probe:
     def _seen(self, call: Any) -> None:
         """Note the phase and the code of a call."""
         self._phases.append(self._direction)
-        self._stacks.append(running_code(_BETWEEN, _FRAMES))
+        self._stacks.append(running_code(_BETWEEN, FRAMES))
 
     def _record(self) -> RankRecord:
         session, run = self._session, self._run
         log, storage = session.platform.communication, session.platform.storage
         first_seen = len(log.calls) - len(self._phases)
-        groups, index = _groups(log)
+        groups, index = groups_of(log)
         report = {phase.name: phase for phase in storage.report(_LARGEST)}
         layout = described_run.layout_of(run)
         stage = layout.place(session.place_in_world()[0])["pp"]
@@ -271,7 +260,7 @@ class Probe:
                 microbatches=taken["microbatches"],
                 layers=taken["layers"],
                 in_flight=schedules.in_flight(layout, stage, taken["microbatches"], size),
-                peak=_peak(report[name]),
+                peak=peak_of(report[name]),
                 calls=calls(taken["calls"]),
                 work={key: dict(counts) for key, counts in taken["work"].items() if key[0].isdigit()},
                 steps=tuple(taken["steps"]),
@@ -279,7 +268,7 @@ class Probe:
             for name, taken in self._runs
         )
         update = Update(
-            peak=_peak(report["update"]) if "update" in report else Peak({}),
+            peak=peak_of(report["update"]) if "update" in report else Peak({}),
             after=self._update["after"],
             calls=calls(self._update["calls"]),
             work=dict(self._work.work.get("update", {})),
@@ -302,8 +291,8 @@ class Probe:
             flags=described_run.flags(run),
             features=tuple(session.plan.names),
             host_bytes=storage.host,
-            cost=_ratios(self._runs[0][1]["events"]),
-            backend=_backend(log, session.platform),
+            cost=ratios_of(self._runs[0][1]["events"]),
+            backend=backend_of(log, session.platform),
             reliefs=reliefs(session, run) if self.options.reliefs and not self.options.only_order else (),
         )
 
@@ -328,23 +317,6 @@ class Probe:
             batch=call.batch,
             creates=call.creates,
         )
-
-
-def _backend(log: Any, platform: Any) -> Backend:
-    size, call = log.largest_temporary(platform.backend_temporaries)
-    contracts = platform.contracts()
-    kept = max((one.communicator_bytes(*log.communicators()) for one in contracts), default=0)
-    late = (
-        f"{made.operation} in {made.group}, behind {other.operation} in {other.group}"
-        for made, other in log.made_late()
-    )
-    return Backend(
-        size,
-        "" if call is None else f"{call.operation} in {call.group}",
-        kept,
-        rules=tuple(one.name for one in contracts),
-        made_late=tuple(dict.fromkeys(late)) if contracts else (),
-    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -384,57 +356,3 @@ def _gradients_ready(model: list[Any], skipped: list[Any]) -> None:
             for parameter in group.params:
                 if id(parameter) in left and parameter not in ready:
                     group.register_grad_ready(parameter)
-
-
-def _groups(log: Any) -> tuple[tuple[Group, ...], dict[Any, int]]:
-    """Return the groups of the rank in order of creation, and the index of each by label and ranks."""
-    found: list[Group] = []
-    index: dict[Any, int] = {}
-
-    def add(name: str, ranks: Any) -> None:
-        key = (name, tuple(ranks))
-        if key not in index:
-            index[key] = len(found)
-            found.append(Group(name, _short(ranks)))
-
-    for group in log.groups:
-        if group.name:
-            add(group.description, group.ranks)
-    for call in log.calls:
-        add(call.group, call.ranks)
-    return tuple(found), index
-
-
-@functools.lru_cache(maxsize=256)
-def _short(ranks: tuple[int, ...]) -> RankList:
-    return compressed(ranks)
-
-
-def _peak(phase: Any) -> Peak:
-    return Peak(
-        dict(phase.kinds),
-        dict(phase.modules),
-        tuple(
-            LargeTensor(one.bytes, one.kind, one.module, one.operation, _own(one.stack)[:4])
-            for one in phase.largest
-        ),
-        phase.operation,
-        _own(phase.stack)[:_FRAMES],
-    )
-
-
-def _own(stack: Iterable[str]) -> tuple[str, ...]:
-    """Return the lines of a stack that are not those of the dry run itself."""
-    inner = ("mindspeed_tune/", "mindspeed_core/platforms/", "mindspeed_megatron/fake/")
-    return tuple(line for line in stack if not line.startswith(inner))
-
-
-def _ratios(events: AllocationEvents) -> dict[str, float]:
-    """Return what an allocator takes, as multiples of exact bytes."""
-    exact = events.peak or 1
-    fixed, grown = (allocator.estimate(events.events, expandable=kind) for kind in (False, True))
-    return {
-        "allocated_ratio": fixed.allocated / exact,
-        "reserved_ratio": fixed.reserved / exact,
-        "expandable_ratio": grown.reserved / exact,
-    }

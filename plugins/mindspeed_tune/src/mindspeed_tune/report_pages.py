@@ -11,7 +11,7 @@ from typing import Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_megatron.earlier_files import move_aside
-from mindspeed_tune.html_report import page, table
+from mindspeed_tune.html_page import page, table
 from mindspeed_tune.quantities import duration, percent, size
 from mindspeed_tune.search_report import FORMAT
 

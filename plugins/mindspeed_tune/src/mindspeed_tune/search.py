@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,7 @@ from mindspeed_tune.candidate import PIPELINE, TENSOR, Candidate
 from mindspeed_tune.cells import ASKED, CellKey, Cells, by_cell, target_of
 from mindspeed_tune.compose import Cell
 from mindspeed_tune.driver import KINDS, Ranks, records_of
-from mindspeed_tune.estimate import PLANNED, Estimate, estimate_of
+from mindspeed_tune.estimate import Estimate, estimate_of
 from mindspeed_tune.hardware import Hardware
 from mindspeed_tune.journal import Journal
 from mindspeed_tune.launch_command import TRAIN, LaunchCommand
@@ -29,6 +29,7 @@ from mindspeed_tune.launch_plan import make_plan
 from mindspeed_tune.layout import ORDER, RANKS_PER_NODE
 from mindspeed_tune.layout_space import Model, layouts
 from mindspeed_tune.nothing_fits import nothing_fits
+from mindspeed_tune.ranked import Ranked
 from mindspeed_tune.small_pipeline import NotComposable
 from mindspeed_tune.space_file import Space
 from mindspeed_tune.threads import waiting_threads
@@ -43,26 +44,6 @@ _NEAR = 1.1
 _NEARLY = 1.05
 """Times the memory of a device: what is composed to need more is believed not to fit."""
 _PLAN, _FIRST = "plan", "first"
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A candidate with its numbers.
-
-    Attributes:
-        candidate: its settings.
-        estimate: its best numbers: of its own dry run where it had one.
-        composed: of the small pipeline, where it was composed.
-    """
-
-    candidate: Candidate
-    estimate: Estimate
-    composed: Estimate | None = None
-
-    @property
-    def planned(self) -> bool:
-        """Return whether the numbers are those of its own dry run."""
-        return self.estimate.source == PLANNED
 
 
 @dataclass
@@ -400,18 +381,3 @@ class Search:
 
     def _may_run(self, one: Ranked) -> bool:
         return not one.estimate.problems and one.estimate.fits(self.hardware.memory)
-
-
-def facts_of(command: LaunchCommand, hardware: Hardware, space: Space, platform: str) -> Mapping[str, Any]:
-    """Return what the results of a journal hold for."""
-    from importlib.metadata import version
-
-    described = {name: value for name, value in vars(hardware).items() if name != "path"}
-    return {
-        "command": list(command.text),
-        "ranks": command.world_size,
-        "--tune-hardware": {key: value for key, value in described.items() if key != "sources"},
-        "--tune-space": {"flags": dict(space.flags), "limits": dict(space.limits)},
-        "--plan-target": platform,
-        "versions": {name: version(name) for name in ("torch", "megatron-core", "mindspeed-core")},
-    }

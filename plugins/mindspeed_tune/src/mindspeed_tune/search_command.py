@@ -66,11 +66,13 @@ def search_layouts(words: Sequence[str], options: Options, say: Any) -> dict[str
     """
     from mindspeed_core.flags.flag_set import known_flags
     from mindspeed_core.registry import Registry
+    from mindspeed_tune.contributions import contributed
     from mindspeed_tune.hardware import ONE_RANK, read_hardware
     from mindspeed_tune.journal import Journal
     from mindspeed_tune.launch_command import read_command
     from mindspeed_tune.measure import Measuring, check_processors
-    from mindspeed_tune.search import Search, facts_of
+    from mindspeed_tune.ranked import facts_of
+    from mindspeed_tune.search import Search
     from mindspeed_tune.search_report import report_of
     from mindspeed_tune.space_file import read_space
     from mindspeed_tune.tuned_features import tune_features
@@ -90,7 +92,7 @@ def search_layouts(words: Sequence[str], options: Options, say: Any) -> dict[str
     notes = []
     if options.refine == SHORT_RUNS:
         notes.append(check_processors(command.world_size))
-    strategy, cost = _contributed(registry, options)
+    strategy, cost = contributed(registry, options.strategy, options.cost)
     deadline = None if options.budget_minutes is None else time.monotonic() + 60 * options.budget_minutes
     with ExitStack() as open_things:
         journal = Journal(options.work_dir, facts_of(command, hardware, space, options.target))
@@ -161,24 +163,6 @@ def ignored(arguments: Sequence[str]) -> list[str]:
     return (
         [f"{' and '.join(found)}: ignored while searching; nothing is read or written there"] if found else []
     )
-
-
-def _contributed(registry: Any, options: Options) -> tuple[Any, Any]:
-    found: list[Any] = []
-    for point, name, flag in (
-        ("tune.strategies", options.strategy, "--tune-strategy"),
-        ("tune.costs", options.cost, "--tune-cost"),
-    ):
-        if not name:
-            found.append(None)
-            continue
-        there = registry.extensions(point)
-        if name not in there:
-            broken = next((str(one) for one in registry.broken if one.entry_point == name), "")
-            known = ", ".join(there) or "no package contributes one"
-            raise UserError(f"{flag} {name}: {broken or f'is not installed; there are: {known}'}")
-        found.append(there[name])
-    return found[0], found[1]
 
 
 def searching(function: Any) -> Any:

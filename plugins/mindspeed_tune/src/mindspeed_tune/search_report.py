@@ -13,7 +13,8 @@ from mindspeed_tune.candidate import Candidate
 from mindspeed_tune.estimate import PLANNED
 from mindspeed_tune.launch_command import TRAIN, LaunchCommand
 from mindspeed_tune.measure import Measured, equal, ranked_by_time
-from mindspeed_tune.search import SHOWN, Ranked, Search
+from mindspeed_tune.ranked import Ranked
+from mindspeed_tune.search import SHOWN, Search
 from mindspeed_tune.tuned_features import Tried
 
 FORMAT = 1

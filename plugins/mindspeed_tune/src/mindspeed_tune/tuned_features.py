@@ -12,7 +12,8 @@ from typing import Any
 
 from mindspeed_tune.candidate import Candidate
 from mindspeed_tune.layout_space import SIZES
-from mindspeed_tune.search import Ranked, Search
+from mindspeed_tune.ranked import Ranked
+from mindspeed_tune.search import Search
 from mindspeed_tune.threads import waiting_threads
 from mindspeed_tune.warm_process import PlanError
 

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError, LostPeerError, SessionError, UserError
-from mindspeed_megatron.unwrap import unwrap
 from mindspeed_models.inference.engine import Engine
 from mindspeed_models.inference.following import Commands, requests_of
 from mindspeed_models.inference.opening import chat_template_in
@@ -22,6 +21,7 @@ from mindspeed_models.inference.requests import (
     Scored,
     check_prompt,
 )
+from mindspeed_models.inference.run_sizes import drawable_tokens, positions
 from mindspeed_models.inference.scoring import check_pairs
 from mindspeed_train.interface import NullTokenizer
 
@@ -83,9 +83,9 @@ class LoadedModel:
         args = run.args
         path = getattr(args, "tokenizer_model", None)
         self.run = run
-        self.vocab_size = _drawable(run) if vocab_size is None else vocab_size
+        self.vocab_size = drawable_tokens(run) if vocab_size is None else vocab_size
         self.tokenizer: Any = tokenizer or run.tokenizer or NullTokenizer(self.vocab_size)
-        self.max_positions = _positions(run)
+        self.max_positions = positions(run)
         self.chat_template = chat_template_in(Path(path)) if path else ""
         self.end_tokens = tuple(each for each in ends if each < self.vocab_size)
         self.adapters: tuple[str, ...] = () if adapters is None else adapters.names
@@ -385,21 +385,3 @@ class LoadedModel:
                     yield texts[0] if alone else list(texts)
         finally:
             following.close()
-
-
-def _drawable(run: Run) -> int:
-    """Return how many tokens a run's arguments name; rows that pad the vocabulary are not among them."""
-    found = getattr(run.args, "vocab_size", None)
-    if found is None:
-        raise UserError(
-            "generating: the session does not know how many of the vocabulary's rows are tokens; pass "
-            "vocab_size"
-        )
-    return int(found)
-
-
-def _positions(run: Run) -> int:
-    """Return how many positions a run's model has."""
-    args = run.args
-    named = getattr(args, "max_position_embeddings", None) or getattr(args, "seq_length", None)
-    return int(named or unwrap(run.model[0]).max_sequence_length)

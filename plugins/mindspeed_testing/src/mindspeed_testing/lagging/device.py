@@ -8,7 +8,6 @@ under it leaves NaN for good.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,17 +17,19 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
-    _disable_current_modes,
     _get_current_dispatch_mode,
     _pop_mode,
     _push_mode,
 )
 
-from mindspeed_testing.lagging.findings import Finding, Findings, Frames, calling_frames
+from mindspeed_testing.lagging.findings import Findings, Frames, calling_frames
 from mindspeed_testing.lagging.forms import COPIES, Form, form_of, non_blocking
+from mindspeed_testing.lagging.freed import FreedMemory
+from mindspeed_testing.lagging.held_back import HeldBack
+from mindspeed_testing.lagging.launching import Launching
 from mindspeed_testing.lagging.memory import Access, Region, StorageHistory
 from mindspeed_testing.lagging.streams import LaggingEvent, LaggingStream
-from mindspeed_testing.lagging.values import Pending, poison, put, strided, view_of
+from mindspeed_testing.lagging.values import poison, poison_floats, strided
 
 _UNWRITTEN = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"})
 _READS_ON_HOST = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"})
@@ -43,7 +44,6 @@ class LaggingDevice(TorchDispatchMode):
         main: the default stream.
         findings: what was found so far.
         operations: how many were followed.
-        queued: how many results were held back until a wait.
         allocated: bytes of tensors made since it started.
         peak: the most of them since `reset_peak`.
     """
@@ -52,16 +52,15 @@ class LaggingDevice(TorchDispatchMode):
         """Start idle."""
         super().__init__()
         self.findings = Findings()
-        self.operations = self.queued = 0
+        self.operations = 0
         self.allocated = self.peak = 0
         self._streams: list[LaggingStream] = []
         self.host = self._new_stream("the host")
         self.main = self._new_stream("the default stream")
-        self._local = threading.local()
+        self._launching = Launching(self.main)
         self._storages: dict[int, StorageHistory] = {}
-        self._pending: list[Pending] = []
-        self._freed: list[tuple[LaggingStream, Access, Frames, str]] = []
-        self._of_nodes: dict[int, LaggingStream] = {}
+        self._held = HeldBack()
+        self._freed = FreedMemory()
         self._host_keys: set[int] = set()
         self._open = False
         self.communication: Any = None
@@ -70,6 +69,11 @@ class LaggingDevice(TorchDispatchMode):
     def running(self) -> bool:
         """Return whether operations are followed."""
         return self._open
+
+    @property
+    def queued(self) -> int:
+        """Return how many results were held back until a wait."""
+        return self._held.added
 
     # Streams.
 
@@ -92,44 +96,19 @@ class LaggingDevice(TorchDispatchMode):
 
     def current(self) -> LaggingStream:
         """Return the stream that this thread launches on."""
-        chosen = self._entered()
-        if chosen:
-            return chosen[-1]
-        if self._of_nodes:
-            # Autograd runs a node on the stream of its forward pass, and orders it by itself.
-            node = torch._C._current_autograd_node()
-            stream = None if node is None else self._of_nodes.get(node._sequence_nr())
-            if stream is not None:
-                stream.join(self.main.known)
-                self._local.node_stream = stream
-                return stream
-            before = getattr(self._local, "node_stream", None)
-            if before is not None:
-                self._local.node_stream = None
-                self.main.join(before.known)
-        return self.main
-
-    def _entered(self) -> list[LaggingStream]:
-        found: list[LaggingStream] | None = getattr(self._local, "entered", None)
-        if found is None:
-            found = self._local.entered = []
-        return found
+        return self._launching.current()
 
     def enter(self, stream: LaggingStream) -> None:
         """Let this thread launch on a stream, until `leave`."""
-        self._entered().append(stream)
+        self._launching.enter(stream)
 
     def leave(self) -> None:
         """Let this thread launch where it did before."""
-        self._entered().pop()
+        self._launching.leave()
 
     def set_stream(self, stream: LaggingStream) -> None:
         """Let this thread launch on a stream from now on."""
-        entered = self._entered()
-        if entered:
-            entered[-1] = stream
-        elif stream is not self.main:
-            entered.append(stream)
+        self._launching.choose(stream)
 
     @contextmanager
     def on(self, stream: Any) -> Iterator[Any]:
@@ -152,36 +131,12 @@ class LaggingDevice(TorchDispatchMode):
 
     def settle(self, stream: LaggingStream) -> None:
         """Put results in place that a stream has waited for."""
-        if not self._pending:
-            return
-        due = [
-            one
-            for one in self._pending
-            if one.stream is not stream and stream.knows(one.stream.number, one.count)
-        ]
-        if due:
-            self._pending = [one for one in self._pending if one not in due]
-            with _disable_current_modes():
-                for one in due:
-                    put(one)
-
-    def _settle_own(self, stream: LaggingStream, keys: set[int]) -> None:
-        """Put results in place that the stream itself made and now goes on with."""
-        due = []
-        for one in self._pending:
-            storage = one.storage()
-            known = stream.knows(one.stream.number, one.count)
-            if known and storage is not None and storage._cdata in keys:
-                due.append(one)
-        if due:
-            self._pending = [one for one in self._pending if one not in due]
-            for one in due:
-                put(one)
+        self._held.settle(stream)
 
     def prepare(self, tensors: Sequence[Tensor], stream: LaggingStream) -> None:
         """Put results in place that a stream is about to read and may know."""
-        if self._pending:
-            self._settle_own(stream, {tensor.untyped_storage()._cdata for tensor in tensors})
+        if self._held:
+            self._held.settle_own(stream, {tensor.untyped_storage()._cdata for tensor in tensors})
 
     def hold_back(
         self,
@@ -200,28 +155,7 @@ class LaggingDevice(TorchDispatchMode):
             value: what will be there; by default what is there now.
             work: of a backend that fills ``value``.
         """
-        if tensor.numel() == 0 or tensor.layout is not torch.strided:
-            return
-        storage = tensor.untyped_storage()
-        view = (tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
-        place = view_of(storage, view)
-        kept = place.clone() if value is None else value
-        poison(place)
-        self._pending.append(Pending(stream, count, weakref.ref(storage), view, kept, work))
-        self.queued += 1
-
-    def _spoil(self, access: Access) -> None:
-        """Let the results of a piece of work be NaN: its inputs were not what they should have been."""
-        for one in self._pending:
-            if one.stream is access.stream and one.count == access.count:
-                poison(one.value)
-
-    def _read_early(self, results: Sequence[Tensor]) -> None:
-        """Let results be NaN: another stream has waited for what they are computed of, theirs did not."""
-        for tensor in results:
-            # Wrong indices would end the program before it can say what it found.
-            if tensor.is_floating_point():
-                poison(tensor)
+        self._held.add(tensor, stream, count, value, work)
 
     # Storages.
 
@@ -268,7 +202,7 @@ class LaggingDevice(TorchDispatchMode):
         if history is not None:
             self._count(history, 0)
             if self._open:
-                self._given_back(history, "freed while in use")
+                self._freed.add(history, "freed while in use")
 
     def resized(self, storage: torch.UntypedStorage, nbytes: int, *, smaller: bool) -> None:
         """Take note of memory that is given back, or taken again, while the storage lives on."""
@@ -277,36 +211,9 @@ class LaggingDevice(TorchDispatchMode):
             return
         self._count(history, nbytes)
         if smaller:
-            self._given_back(history, "emptied while in use")
+            self._freed.add(history, "emptied while in use")
             history.writes.clear()
             history.reads.clear()
-
-    def _given_back(self, history: StorageHistory, rule: str) -> None:
-        owner = history.owner
-        used = [
-            one
-            for one in history.in_use()
-            # Process groups keep what they work on until it was waited for.
-            if rule == "emptied while in use" or not one.stream.name.startswith("communication")
-        ]
-        used = [one for one in used if owner is not None and not one.precedes(owner)]
-        if used:
-            frames = calling_frames()
-            self._freed += [(owner, one, frames, rule) for one in used]  # type: ignore[misc]
-
-    def _taken(self, stream: LaggingStream) -> None:
-        """Give memory away again that came back on a stream."""
-        freed, self._freed = self._freed, []
-        for owner, access, frames, rule in freed:
-            if owner is not stream:
-                self._freed.append((owner, access, frames, rule))
-            elif not access.precedes(owner):
-                finding = (
-                    f"memory of {owner.name} is given away again while {access.operation} on "
-                    f"{access.stream.name} has not finished with it"
-                )
-                self.findings.add(Finding(rule, finding, frames, access.frames))
-                self._spoil(access)
 
     # Accesses.
 
@@ -370,14 +277,9 @@ class LaggingDevice(TorchDispatchMode):
             for other in self._streams
             if other not in (stream, before.stream) and other.knows(before.stream.number, before.count)
         ]
-        elsewhere = f"; {' and '.join(waited)} waited for it, {stream.name} did not" if waited else ""
-        does = "writes" if writes else "reads"
-        did = "writes" if wrote else "reads"
-        finding = f"{operation} on {stream.name} {does} what {before.operation} on {before.stream.name} {did}"
-        rule = "written without a wait" if writes else "read without a wait"
-        self.findings.add(Finding(rule, finding + elsewhere, frames, before.frames))
+        self.findings.add(before.met_by(stream, operation, frames, waited, writes=writes, wrote=wrote))
         if writes and not wrote:
-            self._spoil(before)
+            self._held.spoil(before)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -396,8 +298,8 @@ class LaggingDevice(TorchDispatchMode):
         stream, on_host, host_copy = self._place(form, read, written, non_blocking(form, args, kwargs))
         count = stream.launch()
         keys = {tensor.untyped_storage()._cdata for tensor in (*read, *written)}
-        if self._pending:
-            self._settle_own(stream, keys)
+        if self._held:
+            self._held.settle_own(stream, keys)
         result = func(*args, **kwargs)
         fresh = [
             tensor
@@ -405,9 +307,12 @@ class LaggingDevice(TorchDispatchMode):
             if tensor.untyped_storage()._cdata not in keys and id(tensor) not in written_ids
         ]
         if fresh and self._freed:
-            self._taken(stream)
+            for finding, access in self._freed.taken(stream):
+                self.findings.add(finding)
+                self._held.spoil(access)
         if self.touch(stream, count, form.name, read, written, fresh):
-            self._read_early((*written, *fresh))
+            # Another stream has waited for what they are computed of, theirs did not.
+            poison_floats((*written, *fresh))
         if on_host:
             for tensor in fresh:
                 self._host_keys.add(tensor.untyped_storage()._cdata)
@@ -416,10 +321,8 @@ class LaggingDevice(TorchDispatchMode):
             for tensor in fresh:
                 poison(tensor)
         side = stream is not self.main and stream is not self.host
-        # What runs without gradients makes no node: the last one is another operation's, or that of a
-        # function which chose a stream inside.
-        if side and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
-            self._of_nodes[torch._C._autograd._get_sequence_nr() - 1] = stream
+        if side:
+            self._launching.note_node(stream)
         if (side or host_copy) and form.name not in _UNWRITTEN:
             results = (*written, *fresh)
             for tensor in results if side else filter(self.is_pinned, results):
@@ -479,7 +382,7 @@ class LaggingDevice(TorchDispatchMode):
         for mode in reversed(above):
             _push_mode(mode)
         # A backend that never ends must not hold the end of a run that has failed.
-        self._pending = [one for one in self._pending if one.work is None or one.work.is_completed()]
+        self._held.drop_unfinished()
         self.synchronize()
         self._open = False
         if self._resize is None:
@@ -488,5 +391,5 @@ class LaggingDevice(TorchDispatchMode):
             torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         self._storages.clear()
         self._freed.clear()
-        self._of_nodes.clear()
+        self._launching.clear()
         self._host_keys.clear()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from mindspeed_testing.lagging.findings import Frames
+from mindspeed_testing.lagging.findings import Finding, Frames
 
 if TYPE_CHECKING:
     from mindspeed_testing.lagging.streams import LaggingStream
@@ -85,6 +86,32 @@ class Access:
     def precedes(self, stream: LaggingStream) -> bool:
         """Return whether it is done before the next work of a stream."""
         return stream.known.get(self.stream.number, 0) >= self.count
+
+    def met_by(
+        self,
+        stream: LaggingStream,
+        operation: str,
+        frames: Frames,
+        waited: Sequence[str],
+        *,
+        writes: bool,
+        wrote: bool,
+    ) -> Finding:
+        """Return what is reported of a later access that no wait orders after this one.
+
+        Args:
+            stream: of the later access.
+            operation: of the later access.
+            frames: code that the later access comes from.
+            waited: names of other streams that did wait.
+            writes: the later access writes.
+            wrote: this one did.
+        """
+        elsewhere = f"; {' and '.join(waited)} waited for it, {stream.name} did not" if waited else ""
+        does, did = ("writes" if each else "reads" for each in (writes, wrote))
+        text = f"{operation} on {stream.name} {does} what {self.operation} on {self.stream.name} {did}"
+        rule = "written without a wait" if writes else "read without a wait"
+        return Finding(rule, text + elsewhere, frames, self.frames)
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,14 @@ def poison(tensor: Tensor) -> None:
         place.fill_(255)
     elif tensor.dtype is not torch.bool:
         place.fill_(torch.iinfo(tensor.dtype).min)
+
+
+def poison_floats(tensors: Iterable[Tensor]) -> None:
+    """Write NaN into those of the tensors that can hold it."""
+    for tensor in tensors:
+        # Wrong indices would end the program before it can say what it found.
+        if tensor.is_floating_point():
+            poison(tensor)
 
 
 def put(one: Pending) -> None:
