@@ -263,7 +263,7 @@ def on_host(fault: Fault) -> list[str]:
 
 def is_wait(fault: Fault) -> bool:
     """Return whether the lagging device has to name a fault."""
-    return fault.rule == "missing wait" or fault.what.endswith(" is pass")
+    return fault.rule == "missing wait" or fault.change.endswith(" is pass")
 
 
 def judge(
@@ -289,8 +289,8 @@ def judge(
             if found:
                 break
     where = f"{fault.path.relative_to(ROOT)}:{fault.line}"
-    reason = EQUIVALENT.get(f"{fault.path.relative_to(ROOT)}: {fault.what}", "")
-    told: dict[str, object] = {"rule": fault.rule, "place": where, "what": fault.what, "found": found}
+    reason = EQUIVALENT.get(f"{fault.path.relative_to(ROOT)}: {fault.change}", "")
+    told: dict[str, object] = {"rule": fault.rule, "place": where, "what": fault.change, "found": found}
     return {**told, "tests": len(entered), **({"equivalent": reason} if reason and not found else {})}
 
 
@@ -359,7 +359,7 @@ def _kept(path: Path | None) -> dict[str, Any]:
 
 
 def _key(fault: Fault) -> tuple[str, str]:
-    return f"{fault.path.relative_to(ROOT)}:{fault.line}", fault.what
+    return f"{fault.path.relative_to(ROOT)}:{fault.line}", fault.change
 
 
 def _found_before(path: Path) -> dict[tuple[str, str], dict[str, object]]:

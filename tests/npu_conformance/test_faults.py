@@ -41,7 +41,7 @@ def of(faults, rule):
 
 
 def test_a_keyword_goes_unless_it_says_its_default(faults):
-    assert [fault.what for fault in of(faults, "dropped keyword")] == [
+    assert [fault.change for fault in of(faults, "dropped keyword")] == [
         "torch_npu.npu_thing without layout='SBH'",
         "torch_npu.npu_thing without turns=2",
     ]
@@ -54,9 +54,9 @@ def test_neighbours_change_places(faults):
 
 
 def test_dtypes_layouts_and_lengths_of_functions_that_use_the_device_change(faults):
-    assert [fault.what for fault in of(faults, "dtype")] == ["torch.int32 is torch.int64"]
-    assert {fault.what for fault in of(faults, "layout")} == {"SBH is BSH", "without x.transpose(0, 1)"}
-    assert {fault.what for fault in of(faults, "length")} == {"x.shape[0] + 1", "len(rows) + 1"}
+    assert [fault.change for fault in of(faults, "dtype")] == ["torch.int32 is torch.int64"]
+    assert {fault.change for fault in of(faults, "layout")} == {"SBH is BSH", "without x.transpose(0, 1)"}
+    assert {fault.change for fault in of(faults, "length")} == {"x.shape[0] + 1", "len(rows) + 1"}
     assert "torch.zeros(x.shape[0] + 1, dtype" in of(faults, "length")[0].text
 
 

@@ -22,8 +22,8 @@ def device():
 
 def only_finding(device, rule):
     """Return the one thing that was found, whose stacks both begin in this file."""
-    (finding,) = device.findings.found
-    device.findings.found.clear()
+    (finding,) = device.findings.reported
+    device.findings.reported.clear()
     assert finding.rule == rule, str(finding)
     for frames in (finding.here, finding.before):
         assert frames[0][0].co_filename == __file__, str(finding)
@@ -47,7 +47,7 @@ def test_a_result_is_there_for_who_waited_and_for_nobody_else(device):
     other.wait_stream(side)
     assert all_nan(result.clone())
     finding = only_finding(device, "read without a wait")
-    assert "other waited for it, the default stream did not" in finding.what
+    assert "other waited for it, the default stream did not" in finding.text
 
 
 def test_a_wait_orders_the_stream_that_waits(device):
@@ -56,7 +56,7 @@ def test_a_wait_orders_the_stream_that_waits(device):
     event = side.record_event()
     event.wait(device.main)
     assert result.clone().tolist() == [2.0] * N
-    assert device.findings.found == []
+    assert device.findings.reported == []
 
 
 def test_memory_that_is_given_away_under_a_read_leaves_nan(device):
@@ -79,7 +79,7 @@ def test_memory_that_the_allocator_was_told_of_stays(device):
     torch.zeros(N)
     device.main.wait_stream(side)
     assert result.tolist() == [2.0] * N
-    assert device.findings.found == []
+    assert device.findings.reported == []
 
 
 def test_memory_goes_back_to_the_stream_that_it_was_taken_on(device):
@@ -90,7 +90,7 @@ def test_memory_goes_back_to_the_stream_that_it_was_taken_on(device):
     del result
     # The default stream has it again at once, which is no fault of its own: the memory is the side's.
     torch.zeros(N)
-    assert device.findings.found == []
+    assert device.findings.reported == []
     with device.on(side):
         torch.zeros(N)
     only_finding(device, "freed while in use")
@@ -119,7 +119,7 @@ def test_a_pinned_buffer_is_filled_when_the_host_has_waited(device):
 
 def test_an_event_that_nobody_recorded_is_named_with_the_place_where_it_was_made(device):
     device.event().wait(device.main)
-    assert "the default stream waits for an event" in only_finding(device, "event never recorded").what
+    assert "the default stream waits for an event" in only_finding(device, "event never recorded").text
 
 
 class Backend:
@@ -152,7 +152,7 @@ def test_a_collective_s_output_is_there_for_the_stream_that_waited(device):
     with device.on(side):
         work.wait()
     assert all_nan(output.clone())
-    assert "side waited for it" in only_finding(device, "read without a wait").what
+    assert "side waited for it" in only_finding(device, "read without a wait").text
     work.wait()
     assert output.tolist() == [1.0] * (2 * N)
 
@@ -169,6 +169,6 @@ def test_an_input_that_changes_past_torch_s_operators_is_seen_by_its_digest(devi
 
 def test_work_that_nobody_waited_for_is_named(device):
     gathered(device, torch.ones(N))
-    (finding,) = device.findings.found
+    (finding,) = device.findings.reported
     assert finding.rule == "dropped without a wait"
     assert finding.here[0][0].co_filename == __file__

@@ -14,7 +14,7 @@ from mindspeed_tune.calibrate import Calibration, _judged, hardware_file
 from mindspeed_tune.candidate import Candidate
 from mindspeed_tune.command import program
 from mindspeed_tune.extrapolate import whole
-from mindspeed_tune.fit import Fit, Known, fit
+from mindspeed_tune.fit import Fit, MeasuredRun, fit
 from mindspeed_tune.hardware import read_hardware
 from mindspeed_tune.journal import Journal
 from mindspeed_tune.launch_command import read_command
@@ -49,7 +49,7 @@ def registry():
 
 def known(name, layout, machine, seconds=None):
     records = every_stage(layout)
-    run = Known(name, records, [whole(record, stage) for stage, record in enumerate(records)], 1.0)
+    run = MeasuredRun(name, records, [whole(record, stage) for stage, record in enumerate(records)], 1.0)
     return replace(run, seconds=seconds or run.predicted(machine))
 
 

@@ -7,7 +7,7 @@ from synthetic_ranks import every_stage
 
 from mindspeed_tune.calibrate import Calibration, hardware_file
 from mindspeed_tune.extrapolate import whole
-from mindspeed_tune.fit import Known, fit
+from mindspeed_tune.fit import MeasuredRun, fit
 from mindspeed_tune.hardware import read_hardware
 from mindspeed_tune.layout import Layout
 from mindspeed_tune.measure import Measured
@@ -23,7 +23,7 @@ def known(name, layout, machine, **options):
     """Return a run as a machine would measure it."""
     records = every_stage(layout, **options)
     wholes = [whole(record, stage) for stage, record in enumerate(records)]
-    run = Known(name, records, wholes, 1.0)
+    run = MeasuredRun(name, records, wholes, 1.0)
     return replace(run, seconds=run.predicted(machine))
 
 

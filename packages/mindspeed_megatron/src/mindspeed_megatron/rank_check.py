@@ -303,7 +303,7 @@ def differences(facts: Mapping[int, Mapping[str, str]], typical: int) -> list[Di
 
 
 def format_table(
-    found: Sequence[Difference], world_size: int, silent: Sequence[int], same: int, waited: str = ""
+    differences: Sequence[Difference], world_size: int, silent: Sequence[int], same: int, waited: str = ""
 ) -> str:
     """Format the message of rank 0: the ranks that differ, in what, and those that did not answer in time."""
     lines = [f"E-RANKS: the {world_size} ranks do not run the same thing ({same} of them agree)"]
@@ -313,15 +313,15 @@ def format_table(
             f"  no answer from rank {listed} {waited}: look at the first error in its output; where it runs "
             "something else on purpose, pass --no-cross-rank-check"
         )
-    if found:
+    if differences:
         rows = [("rank", "item", "this rank", "most ranks")]
-        rows += [(str(d.rank), d.item, _cut(d.here), _cut(d.most)) for d in found[:_ROWS]]
+        rows += [(str(d.rank), d.item, _cut(d.here), _cut(d.most)) for d in differences[:_ROWS]]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         for row in rows:
             cells = [cell.ljust(width) for cell, width in zip(row, widths)]
             lines.append("  " + " | ".join((*cells, row[3])))
-        if len(found) > _ROWS:
-            lines.append(f"  and {len(found) - _ROWS} more differences")
+        if len(differences) > _ROWS:
+            lines.append(f"  and {len(differences) - _ROWS} more differences")
     lines.append("  -> install the same versions and pass the same flags on every node")
     return "\n".join(lines)
 

@@ -13,7 +13,7 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_testing.faults import start_job
 from mindspeed_train.checkpoint.earlier_results import check_start
 from mindspeed_train.checkpoint.manifests import Manifest
-from mindspeed_train.checkpoint.publish import Found
+from mindspeed_train.checkpoint.publish import FoundCheckpoint
 from mindspeed_train.launch import last_save
 from mindspeed_train.launch.last_save import LastSave
 
@@ -40,7 +40,7 @@ def arguments(**given):
 
 
 def found(step):
-    return Found(Path(f"iter_{step:07d}"), Manifest(step, {}))
+    return FoundCheckpoint(Path(f"iter_{step:07d}"), Manifest(step, {}))
 
 
 def refusal(start, **given):

@@ -51,7 +51,7 @@ def starting_folder(args: Namespace, *, training: bool) -> tuple[str, str] | Non
         if flag == PRETRAINED and args.load and latest_step(args.load) is not None:
             return None
         if training and hasattr(args, "start_over"):
-            check_start(args, publish.Found(Path(found[flag]), None), weights_alone=True)
+            check_start(args, publish.FoundCheckpoint(Path(found[flag]), None), weights_alone=True)
         return flag, found[flag]
 
     chosen: tuple[str, str] | None = on_first_rank(LOAD, choose)

@@ -221,14 +221,14 @@ def gather_in_slices(session: Session, optimizer: Any, size: int) -> None:
             return state.gather(empty_data=empty_data, return_on_all_ranks=return_on_all_ranks)
 
         def hand_out(
-            _: Any, found: Any, *, update_legacy_format: bool = False, state: SlicedState = state
+            _: Any, gathered: Any, *, update_legacy_format: bool = False, state: SlicedState = state
         ) -> None:
             if update_legacy_format:
                 raise UserError(
                     "--ckpt-convert-update-legacy-dist-opt-format reads a format of before February 2024 "
                     "over gloo; convert it without --disable-gloo-process-groups and --hccl-slice-size"
                 )
-            state.hand_out(found)
+            state.hand_out(gathered)
 
         session.instances.set(OWNER, part, "get_parameter_state_dp_zero", MethodType(gather, part))
         session.instances.set(OWNER, part, "load_parameter_state_from_dp_zero", MethodType(hand_out, part))

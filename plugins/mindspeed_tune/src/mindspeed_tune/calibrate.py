@@ -25,7 +25,7 @@ from mindspeed_tune.candidate import (
 )
 from mindspeed_tune.driver import Ranks
 from mindspeed_tune.extrapolate import whole
-from mindspeed_tune.fit import Fit, Known, fit
+from mindspeed_tune.fit import Fit, MeasuredRun, fit
 from mindspeed_tune.hardware import ONE_RANK, Hardware
 from mindspeed_tune.journal import Journal
 from mindspeed_tune.kinds import kinds_of
@@ -155,7 +155,7 @@ def _judged(
     start: Hardware,
     dtype: str,
     found: Fit,
-    known: Sequence[Known],
+    known: Sequence[MeasuredRun],
     runs: Mapping[str, Measured],
     notes: list[str],
 ) -> Calibration:
@@ -179,7 +179,7 @@ def _judged(
     return Calibration(start, dtype, found, runs, tuple(filter(None, notes)), trusted)
 
 
-def known_run(name: str, command: LaunchCommand, process: WarmProcess, seconds: float) -> Known:
+def known_run(name: str, command: LaunchCommand, process: WarmProcess, seconds: float) -> MeasuredRun:
     """Return a run with the records of a rank of every kind.
 
     Raises:
@@ -194,7 +194,7 @@ def known_run(name: str, command: LaunchCommand, process: WarmProcess, seconds: 
         raise UserError(f"{name} trains, but cannot be planned, which a calibration needs: {error}") from None
     by_stage = {stage: record for kind, record in zip(kinds, (first, *others)) for stage in kind.stages}
     records = [by_stage[stage] for stage in range(first.layout.pp)]
-    return Known(name, records, [whole(record, stage) for stage, record in enumerate(records)], seconds)
+    return MeasuredRun(name, records, [whole(record, stage) for stage, record in enumerate(records)], seconds)
 
 
 def by_microbenchmarks(
@@ -228,14 +228,14 @@ def by_microbenchmarks(
     )
 
 
-def hardware_file(found: Calibration, command: Sequence[str]) -> str:
+def hardware_file(calibrated: Calibration, command: Sequence[str]) -> str:
     """Return a calibration as the text of a hardware file."""
-    one, unconstrained = found.fit.hardware, found.fit.unconstrained
+    one, unconstrained = calibrated.fit.hardware, calibrated.fit.unconstrained
     runs = ", ".join(
         f"{name} {run.best * 1e3:.3g} ms (spread {run.spread:.0%}, load {run.load:.1f}, "
-        f"predicted {found.fit.errors[name]:+.1%})"
-        for name, run in found.runs.items()
-        if name in found.fit.errors
+        f"predicted {calibrated.fit.errors[name]:+.1%})"
+        for name, run in calibrated.runs.items()
+        if name in calibrated.fit.errors
     )
     fitted = f"fitted to short runs: {runs}"
     looped = "a microbenchmark in a loop"
@@ -246,12 +246,12 @@ def hardware_file(found: Calibration, command: Sequence[str]) -> str:
         "device.launch": "launch",
         "links.latency_within_node": "latency_within_node",
     }
-    several = any(name != "data parallel" for name in found.runs)
+    several = any(name != "data parallel" for name in calibrated.runs)
     sources = {key: looped if of in unconstrained else fitted for key, of in keys.items()}
     sources["links.within_node"] = looped if several else ONE_RANK
     sources["device.memory"] = "what the platform reports"
-    other = "device.bf16" if found.dtype == "float32" else "device.fp32"
-    sources[other] = f"assumed: the runs compute in {found.dtype}"
+    other = "device.bf16" if calibrated.dtype == "float32" else "device.fp32"
+    sources[other] = f"assumed: the runs compute in {calibrated.dtype}"
     unverified = [key for key, of in keys.items() if of in unconstrained or key == other]
     unverified += [
         "links.between_nodes",
@@ -262,7 +262,7 @@ def hardware_file(found: Calibration, command: Sequence[str]) -> str:
     unverified += [] if several else ["links.within_node"]
     lines = [
         "# Written by mindspeed-tune calibrate -- " + " ".join(command),
-        *(f"# {note}" for note in found.notes),
+        *(f"# {note}" for note in calibrated.notes),
         "",
         "[device]",
         f"name = {json.dumps(one.name)}",
@@ -294,8 +294,8 @@ def hardware_file(found: Calibration, command: Sequence[str]) -> str:
         "",
         *(
             ()
-            if found.trusted
-            else ("[calibration]", f"untrusted = {json.dumps('; '.join(found.notes))}", "")
+            if calibrated.trusted
+            else ("[calibration]", f"untrusted = {json.dumps('; '.join(calibrated.notes))}", "")
         ),
         "[sources]",
         *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in sources.items()),

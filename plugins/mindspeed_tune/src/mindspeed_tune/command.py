@@ -128,7 +128,7 @@ def plan(
 REPORTS = ("plan.html", "plan.md", "plan.json", "schedule.json")
 
 
-def write_reports(found: LaunchPlan, folder: Path) -> None:
+def write_reports(launch_plan: LaunchPlan, folder: Path) -> None:
     """Write a plan as HTML, Markdown, JSON and Chrome trace.
 
     Raises:
@@ -142,10 +142,12 @@ def write_reports(found: LaunchPlan, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # Those of an earlier plan, with one number.
         move_aside(folder, REPORTS)
-        (folder / "plan.html").write_text(html_report(found), encoding="utf-8")
-        (folder / "plan.md").write_text(markdown(found), encoding="utf-8")
-        (folder / "plan.json").write_text(json.dumps(found.as_json(), indent=2) + "\n", encoding="utf-8")
-        (folder / "schedule.json").write_text(json.dumps(chrome_trace(found)) + "\n", encoding="utf-8")
+        (folder / "plan.html").write_text(html_report(launch_plan), encoding="utf-8")
+        (folder / "plan.md").write_text(markdown(launch_plan), encoding="utf-8")
+        (folder / "plan.json").write_text(
+            json.dumps(launch_plan.as_json(), indent=2) + "\n", encoding="utf-8"
+        )
+        (folder / "schedule.json").write_text(json.dumps(chrome_trace(launch_plan)) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--plan-out {folder}: cannot be written ({error}); name another folder") from None
 

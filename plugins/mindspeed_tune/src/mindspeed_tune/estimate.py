@@ -67,10 +67,10 @@ class Estimate:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Estimate:
+    def from_json(cls, fields: Mapping[str, Any]) -> Estimate:
         """Return the numbers that `as_json` wrote."""
-        tuples = {name: tuple(found[name]) for name in ("problems", "incomplete")}
-        return cls(**{**found, **tuples})
+        tuples = {name: tuple(fields[name]) for name in ("problems", "incomplete")}
+        return cls(**{**fields, **tuples})
 
 
 def estimate_of(plan: LaunchPlan) -> Estimate:

@@ -24,7 +24,7 @@ _ROUNDS, _STEPS = 40, (2.0, 1.3, 1.1, 1.03, 1.01)
 
 
 @dataclass(frozen=True)
-class Known:
+class MeasuredRun:
     """A run whose step is both predicted and measured.
 
     Attributes:
@@ -61,7 +61,7 @@ class Fit:
     unconstrained: tuple[str, ...]
 
 
-def fit(start: Hardware, runs: Sequence[Known]) -> Fit:
+def fit(start: Hardware, runs: Sequence[MeasuredRun]) -> Fit:
     """Return the numbers that explain measured steps best, beginning at a hardware's."""
     scales = dict.fromkeys(FITTED, 1.0)
     best = _cost(start, scales, runs)
@@ -84,13 +84,13 @@ def fit(start: Hardware, runs: Sequence[Known]) -> Fit:
     )
 
 
-def _cost(start: Hardware, scales: Mapping[str, float], runs: Sequence[Known]) -> float:
+def _cost(start: Hardware, scales: Mapping[str, float], runs: Sequence[MeasuredRun]) -> float:
     hardware = _scaled(start, scales)
     errors = sum(math.log(run.predicted(hardware) / run.seconds) ** 2 for run in runs)
     return errors + PULL * sum(math.log(scale) ** 2 for scale in scales.values())
 
 
-def _tells(hardware: Hardware, name: str, runs: Sequence[Known]) -> bool:
+def _tells(hardware: Hardware, name: str, runs: Sequence[MeasuredRun]) -> bool:
     other = _scaled(hardware, {**dict.fromkeys(FITTED, 1.0), name: 2.0})
     return any(abs(run.predicted(other) / run.predicted(hardware) - 1) > _SENSITIVE for run in runs)
 

@@ -72,9 +72,9 @@ class Measured:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Measured:
+    def from_json(cls, fields: Mapping[str, Any]) -> Measured:
         """Return the numbers that `as_json` wrote."""
-        return cls(**{**found, "seconds": tuple(found["seconds"])})
+        return cls(**{**fields, "seconds": tuple(fields["seconds"])})
 
 
 @dataclass
@@ -261,10 +261,12 @@ def check_processors(world_size: int) -> str:
     return ""
 
 
-def ranked_by_time(found: Mapping[str, Measured]) -> tuple[list[str], str]:
+def ranked_by_time(measured: Mapping[str, Measured]) -> tuple[list[str], str]:
     """Return the candidates that trained, fastest first, and why times tell no order; empty where they do."""
-    trained = sorted((name for name in found if not found[name].failure), key=lambda name: found[name].best)
-    several = [found[name] for name in trained if len(found[name].seconds) > 1]
+    trained = sorted(
+        (name for name in measured if not measured[name].failure), key=lambda name: measured[name].best
+    )
+    several = [measured[name] for name in trained if len(measured[name].seconds) > 1]
     noisy = [one for one in several if one.typical > APART]
     if several and len(noisy) * 2 > len(several):
         loads = max(one.load for one in several)

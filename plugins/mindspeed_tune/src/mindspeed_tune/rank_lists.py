@@ -113,11 +113,11 @@ class RankList:
         return {"start": self.start, "steps": [list(step) for step in self.steps]}
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> RankList:
+    def from_json(cls, fields: dict[str, Any]) -> RankList:
         """Return the list that `as_json` wrote."""
-        if "ranks" in found:
-            return cls(found["ranks"][0], others=tuple(found["ranks"]))
-        return cls(found["start"], tuple((count, stride) for count, stride in found["steps"]))
+        if "ranks" in fields:
+            return cls(fields["ranks"][0], others=tuple(fields["ranks"]))
+        return cls(fields["start"], tuple((count, stride) for count, stride in fields["steps"]))
 
 
 def ranks_along(sizes: Sequence[int], differs: Sequence[bool], rank: int) -> RankList:

@@ -282,38 +282,38 @@ class RankRecord:
         return found
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> RankRecord:
+    def from_json(cls, fields: Mapping[str, Any]) -> RankRecord:
         """Return the record that `as_json` wrote."""
         return cls(
             **{
-                **found,
-                "layout": Layout(**found["layout"]),
+                **fields,
+                "layout": Layout(**fields["layout"]),
                 "stages": tuple(
                     Stage(**{**stage, "chunks": tuple(map(tuple, stage["chunks"]))})
-                    for stage in found["stages"]
+                    for stage in fields["stages"]
                 ),
-                "runs": tuple(map(_run, found["runs"])),
+                "runs": tuple(map(_run, fields["runs"])),
                 "update": Update(
                     **{
-                        **found["update"],
-                        "peak": _peak(found["update"]["peak"]),
-                        "calls": tuple(map(_call, found["update"]["calls"])),
+                        **fields["update"],
+                        "peak": _peak(fields["update"]["peak"]),
+                        "calls": tuple(map(_call, fields["update"]["calls"])),
                     }
                 ),
                 "groups": tuple(
-                    Group(group["name"], RankList.from_json(group["ranks"])) for group in found["groups"]
+                    Group(group["name"], RankList.from_json(group["ranks"])) for group in fields["groups"]
                 ),
-                "answers": tuple(Answer(**answer) for answer in found["answers"]),
-                "features": tuple(found["features"]),
+                "answers": tuple(Answer(**answer) for answer in fields["answers"]),
+                "features": tuple(fields["features"]),
                 "backend": Backend(
                     **{
-                        **found["backend"],
-                        "rules": tuple(found["backend"]["rules"]),
-                        "made_late": tuple(found["backend"]["made_late"]),
+                        **fields["backend"],
+                        "rules": tuple(fields["backend"]["rules"]),
+                        "made_late": tuple(fields["backend"]["made_late"]),
                     }
                 ),
                 "reliefs": tuple(
-                    Relief(**{**relief, "roles": tuple(relief["roles"])}) for relief in found["reliefs"]
+                    Relief(**{**relief, "roles": tuple(relief["roles"])}) for relief in fields["reliefs"]
                 ),
             }
         )

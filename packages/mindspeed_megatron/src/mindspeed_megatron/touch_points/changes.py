@@ -36,9 +36,9 @@ class Change:
         return f"{self.point.removeprefix('megatron.core.')} {self.difference}"
 
 
-def listed(found: Sequence[Change], *, everything: bool = False) -> str:
+def listed(changes: Sequence[Change], *, everything: bool = False) -> str:
     """Return ``: first; second; …``, of many the tail as a number; empty where nothing changed."""
-    told = [str(change) for change in found]
+    told = [str(change) for change in changes]
     if len(told) > SHOWN and not everything:
         told = [*told[:SHOWN], f"{len(told) - SHOWN} more"]
     return ": " + "; ".join(told) if told else ""

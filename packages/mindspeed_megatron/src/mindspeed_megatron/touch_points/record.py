@@ -24,7 +24,7 @@ Symbols = Callable[[str], "Symbol | None"]
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownVersion:
     """Record of a version at the touch points."""
 
     version: str
@@ -59,9 +59,9 @@ def nearest(version: str) -> str:
     return str(older[-1] if older else (same or known)[0])
 
 
-def known_version(version: str) -> Known:
+def known_version(version: str) -> KnownVersion:
     """Read the record of a version that is in the index."""
-    return Known(version, _symbols(index()[version]))
+    return KnownVersion(version, _symbols(index()[version]))
 
 
 @lru_cache(maxsize=4)

@@ -71,7 +71,7 @@ def _refuse_untested(version: str) -> None:
         )
 
 
-def in_use(found: Survey, registry: Registry, plan: Plan, host: HostDeclaration) -> list[tuple[Change, str]]:
+def in_use(survey: Survey, registry: Registry, plan: Plan, host: HostDeclaration) -> list[tuple[Change, str]]:
     """Return the changes that a run meets, each with the feature or host that does.
 
     A change that breaks is met where a module that uses it is loaded with the host's stages, or can be by an
@@ -80,7 +80,7 @@ def in_use(found: Survey, registry: Registry, plan: Plan, host: HostDeclaration)
     """
     from mindspeed_megatron.touch_points.reach import reached
 
-    if not found.changes:
+    if not survey.changes:
         return []
     packages = {name for names in registry.packages().values() for name in names}
     places = {
@@ -91,7 +91,7 @@ def in_use(found: Survey, registry: Registry, plan: Plan, host: HostDeclaration)
         places[f"feature {name}"] = reached([module], [module.partition(".")[0]], lazily=True)
     patches = {patch.target.replace(":", "."): patch for patch in (*host.patches, *plan.patches)}
     met = []
-    for change in found.changes:
+    for change in survey.changes:
         users = [who for who, modules in places.items() if change.breaks and modules & {*change.modules}]
         patch = patches.get(change.point)
         if patch is not None and (patch.kind == "replace" or not change.of_source):

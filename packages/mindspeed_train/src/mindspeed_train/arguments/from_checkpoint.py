@@ -18,7 +18,7 @@ from mindspeed_core.flags.presets import DEFAULT
 from mindspeed_train.arguments.stand_downs import stand_down_before_plan
 
 if TYPE_CHECKING:
-    from mindspeed_train.checkpoint.publish import Found
+    from mindspeed_train.checkpoint.publish import FoundCheckpoint
 
 COMMON_STATE = "common.pt"
 _FLAG = "--use-checkpoint-args"
@@ -75,7 +75,7 @@ def _from_checkpoint(args: Namespace, provenance: MutableMapping[str, str]) -> N
             provenance[dest] = f"checkpoint {found.url or found.path}"
 
 
-def _recorded(found: Found) -> dict[str, Any]:
+def _recorded(found: FoundCheckpoint) -> dict[str, Any]:
     """Return what a checkpoint says of its model, by name of the argument."""
     values = dict(found.manifest.model) if found.manifest is not None else {}
     if found.url or not (found.path / COMMON_STATE).is_file():

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 FLAG = "--start-over"
 
 
-def check_start(args: Namespace, found: publish.Found | None, *, weights_alone: bool) -> None:
+def check_start(args: Namespace, checkpoint: publish.FoundCheckpoint | None, *, weights_alone: bool) -> None:
     """Refuse a start that lies before what ``--save`` or ``--run-dir`` holds already; for rank 0.
 
     Args:
         args: of a run that trains.
-        found: the checkpoint that it starts from; None for none.
+        checkpoint: the checkpoint that it starts from; None for none.
         weights_alone: only weights are taken from it.
 
     Raises:
@@ -36,13 +36,15 @@ def check_start(args: Namespace, found: publish.Found | None, *, weights_alone: 
     """
     if args.start_over:
         return
-    start = 0 if found is None or weights_alone or args.finetune else _step_of(found)
+    start = 0 if checkpoint is None or weights_alone or args.finetune else _step_of(checkpoint)
     if args.ckpt_step is not None and args.load and args.save and _same(args.load, args.save):
         # Going back was asked for.
         return
     saved = source.latest_step(args.save) if args.save else None
     if saved is not None and saved > start:
-        raise CheckpointError(_refusal(args, found, start, f"--save {masked(args.save)}", saved, args.save))
+        raise CheckpointError(
+            _refusal(args, checkpoint, start, f"--save {masked(args.save)}", saved, args.save)
+        )
     if not args.run_dir:
         return
     folder = Path(args.run_dir)
@@ -50,14 +52,16 @@ def check_start(args: Namespace, found: publish.Found | None, *, weights_alone: 
     where = f"--run-dir {folder}"
     if noted is not None and noted.step > start and _exists(noted.checkpoint):
         load = noted.checkpoint.rstrip("/").rpartition("/")[0]
-        raise CheckpointError(_refusal(args, found, start, f"{where} (a run that saved)", noted.step, load))
-    missed = found is None and bool(args.load) and not (args.save and _same(args.load, args.save))
+        raise CheckpointError(
+            _refusal(args, checkpoint, start, f"{where} (a run that saved)", noted.step, load)
+        )
+    missed = checkpoint is None and bool(args.load) and not (args.save and _same(args.load, args.save))
     if missed and noted is None and (last := records.last_step(folder)) > start:
-        raise CheckpointError(_refusal(args, found, start, where, last, ""))
+        raise CheckpointError(_refusal(args, checkpoint, start, where, last, ""))
 
 
 def _refusal(
-    args: Namespace, found: publish.Found | None, start: int, where: str, later: int, load: str
+    args: Namespace, found: publish.FoundCheckpoint | None, start: int, where: str, later: int, load: str
 ) -> str:
     if found is None:
         how = f"--load {masked(args.load)}: holds no checkpoint" if args.load else "without --load"
@@ -72,7 +76,7 @@ def _refusal(
     )
 
 
-def _step_of(found: publish.Found) -> int:
+def _step_of(found: publish.FoundCheckpoint) -> int:
     if found.manifest is not None:
         return found.manifest.iteration
     return iteration_of(found.path.name) or 0

@@ -123,8 +123,8 @@ def describe(index: Index) -> str:
     files = sorted({place.file for place in _places(index)})
     number = {name: at for at, name in enumerate(files)}
 
-    def place(found: Place) -> list[int]:
-        return [number[found.file], found.offset, found.length]
+    def place(stored: Place) -> list[int]:
+        return [number[stored.file], stored.offset, stored.length]
 
     content = {
         "format": FORMAT,
@@ -153,10 +153,10 @@ def _parse(path: Path, content: Any) -> Index:
         )
     files = [str(each) for each in root.items("files", str)]
 
-    def place(found: Fields, values: Any) -> Place:
-        file, offset, length = found.numbers(values, count=3, high=_LARGEST)
+    def place(fields: Fields, values: Any) -> Place:
+        file, offset, length = fields.numbers(values, count=3, high=_LARGEST)
         if file >= len(files):
-            found.refuse("place", values, f"a file of the {len(files)} that it lists")
+            fields.refuse("place", values, f"a file of the {len(files)} that it lists")
         return Place(files[file], offset, length)
 
     tensors = {}

@@ -65,15 +65,15 @@ def load(run: Run, source: str | None = None) -> LoadInfo:
     if run.optimizer is not None:
         on_first_rank(
             f"--load {args.load}",
-            lambda: check_start(args, located.found, weights_alone=located.pretrained),
+            lambda: check_start(args, located.checkpoint, weights_alone=located.pretrained),
         )
     for note in located.notes:
         # A feature may have loaded a base before.
         started = any(run.session.state(model_state.LoadedWeights).names.values())
         warn(note.replace("starting from scratch", _WITH_BASE) if started else note)
-    if located.found is None:
+    if located.checkpoint is None:
         return LoadInfo(path=None)
-    return _load_found(run, located.found, weights_alone=located.pretrained)
+    return _load_found(run, located.checkpoint, weights_alone=located.pretrained)
 
 
 def prepare_saving(session: Session, args: Namespace, *, will_save: bool) -> None:
@@ -95,7 +95,7 @@ def prepare_saving(session: Session, args: Namespace, *, will_save: bool) -> Non
 
 
 def _load_found(
-    run: Run, found: publish.Found, source: str | None = None, *, weights_alone: bool = False
+    run: Run, found: publish.FoundCheckpoint, source: str | None = None, *, weights_alone: bool = False
 ) -> LoadInfo:
     for text in filter(None, (found.warning, found.note)):
         warn(text)
@@ -113,7 +113,7 @@ class _Load:
     """One checkpoint being loaded into one run."""
 
     def __init__(
-        self, run: Run, found: publish.Found, source: str | None = None, weights_alone: bool = False
+        self, run: Run, found: publish.FoundCheckpoint, source: str | None = None, weights_alone: bool = False
     ) -> None:
         self.run = run
         self.path = found.path

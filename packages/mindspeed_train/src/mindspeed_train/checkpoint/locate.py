@@ -24,12 +24,12 @@ class Located:
     """Checkpoint that the flags lead to.
 
     Attributes:
-        found: the checkpoint, or None.
+        checkpoint: the one that they name; None where they name none.
         pretrained: it gives the weights alone, being that of ``--pretrained-checkpoint``.
         notes: what a user should know, once it is loaded.
     """
 
-    found: publish.Found | None
+    checkpoint: publish.FoundCheckpoint | None
     pretrained: bool = False
     notes: tuple[str, ...] = ()
 
@@ -58,9 +58,9 @@ def forget(session: Session) -> None:
     session.state(_Kept).located = None
 
 
-def locate_source(args: Namespace, source: str) -> publish.Found:
+def locate_source(args: Namespace, source: str) -> publish.FoundCheckpoint:
     """Find the checkpoint that a feature names: one checkpoint, or the latest of a folder. Collective."""
-    single: publish.Found | None = on_first_rank(
+    single: publish.FoundCheckpoint | None = on_first_rank(
         masked(source), lambda: checkpoint_source.find_single(source)
     )
     return single or _find_in(args, source, source, None)
@@ -73,7 +73,7 @@ def saved_vocabulary(session: Session, args: Namespace) -> int | None:
     says what is wrong.
     """
     try:
-        found = locate(session, args).found
+        found = locate(session, args).checkpoint
         if found is None:
             return None
         model = _model_of(args, found)
@@ -87,7 +87,7 @@ def saved_vocabulary(session: Session, args: Namespace) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _model_of(args: Namespace, found: publish.Found) -> dict[str, object]:
+def _model_of(args: Namespace, found: publish.FoundCheckpoint) -> dict[str, object]:
     if found.manifest is not None:
         return dict(found.manifest.model)
     if found.url:
@@ -104,7 +104,9 @@ def _model_of(args: Namespace, found: publish.Found) -> dict[str, object]:
 
 
 def _locate(args: Namespace) -> Located:
-    found: publish.Found | None = on_first_rank(f"--save {args.save}", lambda: restart.own_checkpoint(args))
+    found: publish.FoundCheckpoint | None = on_first_rank(
+        f"--save {args.save}", lambda: restart.own_checkpoint(args)
+    )
     notes: list[str] = []
     if found is not None:
         restart.continue_from(args, found)
@@ -116,9 +118,9 @@ def _locate(args: Namespace) -> Located:
     return Located(found, pretrained, tuple(notes))
 
 
-def _find(args: Namespace, notes: list[str]) -> publish.Found | None:
+def _find(args: Namespace, notes: list[str]) -> publish.FoundCheckpoint | None:
     unpublished = args.verify_checkpoint == "off"
-    found: publish.Found | None = on_first_rank(
+    found: publish.FoundCheckpoint | None = on_first_rank(
         f"--load {args.load}",
         lambda: checkpoint_source.find(args.load, args.ckpt_step, accept_unpublished=unpublished),
     )
@@ -129,7 +131,7 @@ def _find(args: Namespace, notes: list[str]) -> publish.Found | None:
     return found
 
 
-def _find_pretrained(args: Namespace, notes: list[str]) -> publish.Found:
+def _find_pretrained(args: Namespace, notes: list[str]) -> publish.FoundCheckpoint:
     """Find the checkpoint that a run starts from while ``--load`` holds none, by Megatron-LM's rule."""
     where = f"--pretrained-checkpoint {args.pretrained_checkpoint}"
     found = _find_in(args, args.pretrained_checkpoint, where, args.ckpt_step)
@@ -138,9 +140,9 @@ def _find_pretrained(args: Namespace, notes: list[str]) -> publish.Found:
     return found
 
 
-def _find_in(args: Namespace, folder: str, where: str, step: int | None) -> publish.Found:
+def _find_in(args: Namespace, folder: str, where: str, step: int | None) -> publish.FoundCheckpoint:
     unpublished = args.verify_checkpoint == "off"
-    found: publish.Found | None = on_first_rank(
+    found: publish.FoundCheckpoint | None = on_first_rank(
         where, lambda: checkpoint_source.find(folder, step, accept_unpublished=unpublished)
     )
     if found is None:

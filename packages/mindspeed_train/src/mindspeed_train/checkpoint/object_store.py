@@ -167,7 +167,9 @@ class ObjectStore:
 
     # Reading
 
-    def find(self, step: int | None = None, *, accept_unpublished: bool = False) -> publish.Found | None:
+    def find(
+        self, step: int | None = None, *, accept_unpublished: bool = False
+    ) -> publish.FoundCheckpoint | None:
         """Choose the checkpoint to load, by the rules of `publish.find`."""
         steps = self._steps()
         tracker = self._read(publish.TRACKER)
@@ -202,7 +204,7 @@ class ObjectStore:
                 url=f"{self.url}/{found.path.name}",
             )
 
-    def find_of_job(self, job: str) -> publish.Found | None:
+    def find_of_job(self, job: str) -> publish.FoundCheckpoint | None:
         """Find the checkpoint that a job published last, or None."""
         tracker = self._read(publish.TRACKER)
         published = [step for step in self._steps().values() if step.published]
@@ -220,7 +222,7 @@ class ObjectStore:
                 logger.warning("%s; the job continues from the one before", error)
                 continue
             if manifest.job == job:
-                return publish.Found(Path(step.name), manifest, url=url)
+                return publish.FoundCheckpoint(Path(step.name), manifest, url=url)
         return None
 
     def manifest(self, prefix: str = "") -> manifests.Manifest | None:

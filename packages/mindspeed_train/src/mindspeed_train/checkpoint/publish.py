@@ -35,7 +35,7 @@ _FOREIGN_AGE_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoint:
     """The checkpoint that `find` chose.
 
     Attributes:
@@ -195,7 +195,9 @@ def process_id() -> str:
     return f"{host_name()}-{os.getpid()}-{max(start_of(os.getpid()), 0)}"
 
 
-def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = False) -> Found | None:
+def find(
+    load_dir: Path, step: int | None = None, *, accept_unpublished: bool = False
+) -> FoundCheckpoint | None:
     """Choose the checkpoint to load.
 
     The tracker decides where the directory it names was published; otherwise the newest published one
@@ -228,11 +230,11 @@ def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = 
             path = _within(load_dir, directories[named])
             manifest = read_manifest(path)
             note = _later(load_dir, directories, named, published[-1])
-            return Found(path, manifest, note=note)
+            return FoundCheckpoint(path, manifest, note=note)
         if named in directories:
             refuse_older_format(directories[named])
             if accept_unpublished:
-                return Found(_within(load_dir, directories[named]), None)
+                return FoundCheckpoint(_within(load_dir, directories[named]), None)
         problem = (
             f"names step {named}, whose directory was never completed ({MANIFEST} is missing in it)"
             if named in directories
@@ -250,7 +252,7 @@ def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = 
     newest = published[-1]
     warning = f"{load_dir / TRACKER} {problem}; loading the newest complete checkpoint, step {newest}"
     path = _within(load_dir, directories[newest])
-    return Found(path, read_manifest(path), warning)
+    return FoundCheckpoint(path, read_manifest(path), warning)
 
 
 def _within(load_dir: Path, path: Path) -> Path:
@@ -291,12 +293,12 @@ def _written(directory: Path) -> int:
     return (directory / MANIFEST).stat().st_mtime_ns
 
 
-def find_of_job(save_dir: Path, job: str) -> Found | None:
+def find_of_job(save_dir: Path, job: str) -> FoundCheckpoint | None:
     """Find the checkpoint that a job published last, or None."""
     for path in _latest_first(save_dir) if save_dir.is_dir() else ():
         manifest = read_manifest(path)
         if manifest.job == job:
-            return Found(path, manifest)
+            return FoundCheckpoint(path, manifest)
     return None
 
 
@@ -310,14 +312,14 @@ def _latest_first(save_dir: Path) -> list[Path]:
 
 def _found_step(
     load_dir: Path, step: int, directories: Mapping[int, Path], published: list[int], unpublished: bool
-) -> Found:
+) -> FoundCheckpoint:
     if step in published:
         path = _within(load_dir, directories[step])
-        return Found(path, read_manifest(path))
+        return FoundCheckpoint(path, read_manifest(path))
     if step in directories:
         refuse_older_format(directories[step])
     if step in directories and unpublished:
-        return Found(_within(load_dir, directories[step]), None)
+        return FoundCheckpoint(_within(load_dir, directories[step]), None)
     state = f"was never completed ({MANIFEST} is missing in it)" if step in directories else "does not exist"
     steps = ", ".join(map(str, published)) or "none"
     raise CheckpointError(

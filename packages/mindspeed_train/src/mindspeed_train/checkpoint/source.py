@@ -36,7 +36,7 @@ def prepare_saving(location: str, *, will_save: bool) -> None:
         store.clean_stale()
 
 
-def find(location: str, step: int | None, *, accept_unpublished: bool) -> publish.Found | None:
+def find(location: str, step: int | None, *, accept_unpublished: bool) -> publish.FoundCheckpoint | None:
     """Choose the checkpoint to load from a folder or a store, see `publish.find`."""
     folder = folder_of(location)
     if folder is None:
@@ -53,7 +53,7 @@ def latest_step(location: str) -> int | None:
     return None if found is None else iteration_of(found.path.name)
 
 
-def find_of_job(location: str, job: str) -> publish.Found | None:
+def find_of_job(location: str, job: str) -> publish.FoundCheckpoint | None:
     """Find the checkpoint that a job published last, or None."""
     folder = folder_of(location)
     if folder is None:
@@ -61,7 +61,7 @@ def find_of_job(location: str, job: str) -> publish.Found | None:
     return _unnested(publish.find_of_job(folder, job))
 
 
-def find_single(location: str) -> publish.Found | None:
+def find_single(location: str) -> publish.FoundCheckpoint | None:
     """Return the one checkpoint that a location names; None where it names a folder of them, or nothing.
 
     Raises:
@@ -74,17 +74,21 @@ def find_single(location: str) -> publish.Found | None:
     if folder is None:
         manifest = ObjectStore(location).manifest()
         name = location.rstrip("/").rpartition("/")[2]
-        return None if manifest is None else publish.Found(Path(name), manifest, url=location.rstrip("/"))
+        return (
+            None
+            if manifest is None
+            else publish.FoundCheckpoint(Path(name), manifest, url=location.rstrip("/"))
+        )
     if not (folder / manifests.MANIFEST).is_file():
         return None
-    return _unnested(publish.Found(folder, manifests.read_manifest(folder)))
+    return _unnested(publish.FoundCheckpoint(folder, manifests.read_manifest(folder)))
 
 
-def folder_with(found: publish.Found) -> str:
+def folder_with(checkpoint: publish.FoundCheckpoint) -> str:
     """Return the folder or URL that a checkpoint lies in."""
-    if found.url:
-        return found.url.rpartition("/")[0]
-    path = found.path
+    if checkpoint.url:
+        return checkpoint.url.rpartition("/")[0]
+    path = checkpoint.path
     return str(path.parent if iteration_of(path.name) is not None else path.parent.parent)
 
 
@@ -99,7 +103,7 @@ def published_names(location: str) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def local_copy(args: Namespace, found: publish.Found) -> Iterator[publish.Found]:
+def local_copy(args: Namespace, checkpoint: publish.FoundCheckpoint) -> Iterator[publish.FoundCheckpoint]:
     """Provide a checkpoint as files of this machine in a ``with`` block. Collective.
 
     Files from a store are compared with the manifest as ``--verify-checkpoint`` says, in every copy.
@@ -107,12 +111,12 @@ def local_copy(args: Namespace, found: publish.Found) -> Iterator[publish.Found]
     Raises:
         CheckpointError: a file is missing or was changed, or the staging folder is too small.
     """
-    if not found.url:
-        yield found
+    if not checkpoint.url:
+        yield checkpoint
         return
-    action = f"loading {found.url}"
-    store, name = ObjectStore(folder_with(found)), found.url.rpartition("/")[2]
-    files = on_first_rank(action, lambda: staged_files.stored_files(store, name, found.manifest))
+    action = f"loading {checkpoint.url}"
+    store, name = ObjectStore(folder_with(checkpoint)), checkpoint.url.rpartition("/")[2]
+    files = on_first_rank(action, lambda: staged_files.stored_files(store, name, checkpoint.manifest))
     iteration = iteration_of(name) or 0
     shared = staged_files.share_folder(action, args, directory_name(iteration))
     try:
@@ -124,11 +128,11 @@ def local_copy(args: Namespace, found: publish.Found) -> Iterator[publish.Found]
                 staged_files.download(store, name, file, shared.path, contents=contents)
 
         on_all_ranks(action, fetch)
-        manifest = None if found.manifest is None else staged_files.flattened(found.manifest)
+        manifest = None if checkpoint.manifest is None else staged_files.flattened(checkpoint.manifest)
         try:
-            yield replace(found, path=shared.path, manifest=manifest)
+            yield replace(checkpoint, path=shared.path, manifest=manifest)
         except CheckpointError as error:
-            raise CheckpointError(str(error).replace(str(shared.path), found.url)) from error
+            raise CheckpointError(str(error).replace(str(shared.path), checkpoint.url)) from error
         # Nobody reads any more.
         on_all_ranks(action, lambda: None)
     finally:
@@ -149,7 +153,7 @@ def where_files_are(
     return path / folders.pop(), staged_files.flattened(manifest)
 
 
-def _unnested(found: publish.Found | None) -> publish.Found | None:
+def _unnested(found: publish.FoundCheckpoint | None) -> publish.FoundCheckpoint | None:
     if found is None:
         return None
     path, manifest = where_files_are(found.path, found.manifest)

@@ -12,7 +12,7 @@ from mindspeed_megatron.launch.environment import current_job
 from mindspeed_train.checkpoint import publish, source
 
 
-def own_checkpoint(args: Namespace) -> publish.Found | None:
+def own_checkpoint(args: Namespace) -> publish.FoundCheckpoint | None:
     """Find the checkpoint to continue from, or None where this job has published none."""
     job = current_job()
     if not job.may_continue or not args.save:
@@ -20,9 +20,9 @@ def own_checkpoint(args: Namespace) -> publish.Found | None:
     return source.find_of_job(args.save, job.name)
 
 
-def continue_from(args: Namespace, found: publish.Found) -> None:
+def continue_from(args: Namespace, checkpoint: publish.FoundCheckpoint) -> None:
     """Change the arguments so that the job continues from its own checkpoint."""
-    args.load = source.folder_with(found)
+    args.load = source.folder_with(checkpoint)
     args.ckpt_step = None
     args.finetune = False
     args.no_load_optim = args.no_save_optim

@@ -90,29 +90,31 @@ def requested_launch(arguments: Sequence[str]) -> argparse.Namespace | None:
     return found
 
 
-def launch(arguments: Sequence[str], found: argparse.Namespace, main: Callable[[Sequence[str]], int]) -> int:
+def launch(
+    arguments: Sequence[str], options: argparse.Namespace, main: Callable[[Sequence[str]], int]
+) -> int:
     """Run the program in workers, supervise them and return the exit status.
 
     A fork calls ``main``; an interpreter of its own runs ``mindspeed_core.train``.
     """
     arguments = list(arguments)
-    if found.run_dir is None:
+    if options.run_dir is None:
         # Restarted workers go on in the same folder.
-        found.run_dir = os.path.join("runs", strftime("%Y%m%d-%H%M%S"))
-        arguments += ["--run-dir", found.run_dir]
-    return supervise(arguments, found, main)
+        options.run_dir = os.path.join("runs", strftime("%Y%m%d-%H%M%S"))
+        arguments += ["--run-dir", options.run_dir]
+    return supervise(arguments, options, main)
 
 
 def supervise(
-    arguments: Sequence[str], found: argparse.Namespace, main: Callable[[Sequence[str]], int]
+    arguments: Sequence[str], options: argparse.Namespace, main: Callable[[Sequence[str]], int]
 ) -> int:
     """Run the program in workers with this very command line; see `launch`."""
-    if found.nproc > 1:
+    if options.nproc > 1:
         # As torchrun does: workers share the cores.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     registry = Registry.discover()
     # A process that started a device's runtime cannot be forked.
-    forks = "cpu" in registry.platform(choose_platform(found.platform, registry)[0]).kinds()
+    forks = "cpu" in registry.platform(choose_platform(options.platform, registry)[0]).kinds()
     if forks:
         _import_all(registry.host(DEFAULT_HOST))
 
@@ -120,7 +122,7 @@ def supervise(
         return _fork(setup, lambda: main(arguments)) if forks else _spawn(setup, arguments)
 
     return Supervisor(
-        start, found.nproc, found.max_restarts, lambda: last_save.last_words(found.run_dir, arguments)
+        start, options.nproc, options.max_restarts, lambda: last_save.last_words(options.run_dir, arguments)
     ).run()
 
 

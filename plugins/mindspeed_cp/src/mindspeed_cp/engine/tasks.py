@@ -51,9 +51,9 @@ def tasks(rule: MaskRule, queries: Chunks, keys: Chunks, *, positions: bool = Fa
     return tuple(found) if positions else tuple(joined(found))
 
 
-def joined(found: Sequence[Task]) -> list[Task]:
+def joined(tasks: Sequence[Task]) -> list[Task]:
     """Join tasks into fewer: neighbouring rectangles, and triangles with the rectangle between them."""
-    rest = list(found)
+    rest = list(tasks)
     while True:
         parts, whole = _joinable(rest)
         if whole is None:

@@ -67,7 +67,7 @@ class BlockOptimizer(Feature):
         """Let a first step need what every other one needs, and free what the last one left to be copied."""
         from mindspeed_memory.optim.install import InnerOptimizers
 
-        for inner in session.state(InnerOptimizers).found:
+        for inner in session.state(InnerOptimizers).optimizers:
             inner.settle()
             inner.allocate()
         return (yield)

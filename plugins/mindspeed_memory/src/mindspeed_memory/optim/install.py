@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class InnerOptimizers:
     """The block-wise optimizers of a session."""
 
-    found: list[BlockAdamW] = field(default_factory=list)
+    optimizers: list[BlockAdamW] = field(default_factory=list)
 
 
 def install(session: Session, optimizer: Any, options: BlockOptions, pg: Any, owner: str) -> None:
@@ -44,7 +44,7 @@ def install(session: Session, optimizer: Any, options: BlockOptions, pg: Any, ow
     decoupled = {_is_decoupled(inner, owner) for inner in former}
     kernel = next((inner.adam_kernel for inner in former if hasattr(inner, "adam_kernel")), None)
     place = _place(session, options, pg)
-    session.state(InnerOptimizers).found = put_inside(
+    session.state(InnerOptimizers).optimizers = put_inside(
         session,
         optimizer,
         lambda groups: BlockAdamW(groups, options, place, decoupled=decoupled == {True}, kernel=kernel),

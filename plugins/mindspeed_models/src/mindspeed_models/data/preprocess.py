@@ -84,7 +84,7 @@ def preprocess(
     keep_parts: bool = False,
     part_bytes: int = PART_BYTES,
     progress: bool = False,
-    told: Callable[[int, int], None] | None = None,
+    on_part: Callable[[int, int], None] | None = None,
 ) -> Prepared:
     """Turn records into the files that training reads.
 
@@ -102,7 +102,7 @@ def preprocess(
         keep_parts: leave the parts behind.
         part_bytes: about how much input a process takes at a time.
         progress: draw a progress bar on stderr.
-        told: called with finished and all parts, as parts are finished.
+        on_part: called with finished and all parts, as parts are finished.
 
     Raises:
         UserError: nothing to read, input or settings that cannot be used, or too many refused records.
@@ -137,8 +137,8 @@ def preprocess(
                     nonlocal done
                     done += 1
                     bar.advance(size)
-                    if told is not None:
-                        told(done, len(parts))
+                    if on_part is not None:
+                        on_part(done, len(parts))
 
                 reused = finish_parts(parts, work, workers, advance)
             found = _told(parts, work)

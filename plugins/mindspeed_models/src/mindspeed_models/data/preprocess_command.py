@@ -162,7 +162,7 @@ def _run(
         reason = f"the tokenizer has {ids} ids"
         raise ArgumentError("--pad-vocab-size-to", pad_vocab_size_to, reason, "use as many or more")
 
-    def told(done: int, parts: int) -> None:
+    def print_part(done: int, parts: int) -> None:
         if not sys.stderr.isatty() and done % max(log_interval, 1) == 0:
             emit(f"finished {done} of {parts} parts", err=True)
 
@@ -176,7 +176,7 @@ def _run(
         overwrite=overwrite,
         keep_parts=keep_parts,
         progress=sys.stderr.isatty(),
-        told=told,
+        on_part=print_part,
     )
     size = max(made.vocab_size, pad_vocab_size_to or 0)
     _report(made, -(-size // make_vocab_size_divisible_by) * make_vocab_size_divisible_by)

@@ -167,10 +167,10 @@ OUTPUT = Row(LAYER + "self_attention.linear_proj.weight", (HF_LAYER + "self_attn
 PACKED = Row(LAYER + "self_attention.linear_qkv.weight", (HF_LAYER + "self_attn.W_pack.weight",), WPack())
 
 
-def joined(what: str) -> Row:
+def joined(parameter: str) -> Row:
     """Return the row of the joint query, key and value: ``weight`` or ``bias``."""
-    sources = tuple(f"{HF_LAYER}self_attn.{name}_proj.{what}" for name in "qkv")
-    return Row(f"{LAYER}self_attention.linear_qkv.{what}", sources, QKV())
+    sources = tuple(f"{HF_LAYER}self_attn.{name}_proj.{parameter}" for name in "qkv")
+    return Row(f"{LAYER}self_attention.linear_qkv.{parameter}", sources, QKV())
 
 
 def gated_mlp(

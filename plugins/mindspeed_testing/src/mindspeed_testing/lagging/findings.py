@@ -61,13 +61,13 @@ class Finding:
 
     Attributes:
         rule: which one, a key of the table of rules.
-        what: one sentence with the streams and the operation.
+        text: one sentence with the streams and the operation.
         here: where it showed.
         before: where the work was launched that is still under way; empty where there is none.
     """
 
     rule: str
-    what: str
+    text: str
     here: Frames
     before: Frames = ()
 
@@ -78,7 +78,7 @@ class Finding:
 
     def __str__(self) -> str:
         """Return it with both stacks and the way out."""
-        lines = [f"{self.rule}: {self.what}", "    here:", described(self.here)]
+        lines = [f"{self.rule}: {self.text}", "    here:", described(self.here)]
         if self.before:
             lines += ["    launched:", described(self.before)]
         return "\n".join([*lines, f"    {_RULES[self.rule]}"])
@@ -103,17 +103,17 @@ class Findings:
     """Collects violations, each pair of places once.
 
     Attributes:
-        found: in the order in which they showed.
+        reported: in the order in which they showed.
     """
 
-    found: list[Finding] = field(default_factory=list)
+    reported: list[Finding] = field(default_factory=list)
     _known: set[Any] = field(default_factory=set)
 
     def add(self, finding: Finding) -> None:
         """Add one that is not known yet."""
         if finding.key not in self._known:
             self._known.add(finding.key)
-            self.found.append(finding)
+            self.reported.append(finding)
 
     def raise_any(self) -> None:
         """Raise what was found, and forget it.
@@ -121,7 +121,7 @@ class Findings:
         Raises:
             LaggingDeviceError: something was found.
         """
-        found, self.found = self.found, []
+        reported, self.reported = self.reported, []
         self._known.clear()
-        if found:
-            raise LaggingDeviceError(found)
+        if reported:
+            raise LaggingDeviceError(reported)

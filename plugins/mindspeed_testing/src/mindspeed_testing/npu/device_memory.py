@@ -24,18 +24,18 @@ _empty_strided = torch._C._VariableFunctions.empty_strided
 _frombuffer = torch._C._VariableFunctions.frombuffer
 
 
-def leaves(values: Iterable[Any], found: list[Any] | None = None) -> list[Any]:
+def leaves(values: Iterable[Any], tensors: list[Any] | None = None) -> list[Any]:
     """Return the values inside of nested arguments or results."""
-    found = [] if found is None else found
+    tensors = [] if tensors is None else tensors
     for value in values:
         kind = type(value)
         if kind is list or kind is tuple:
-            leaves(value, found)
+            leaves(value, tensors)
         elif isinstance(value, (list, tuple, dict)):
-            found.extend(tree_iter(value))
+            tensors.extend(tree_iter(value))
         else:
-            found.append(value)
-    return found
+            tensors.append(value)
+    return tensors
 
 
 def mapped(change: Callable[[Any], Any], value: Any) -> Any:

@@ -40,19 +40,19 @@ class Fault:
             ``missing wait``, or ``named`` for one that was written down.
         path: the file.
         line: of the change.
-        what: old and new text, for the report.
+        change: old and new text, for the report.
         text: the changed file.
     """
 
     rule: str
     path: Path
     line: int
-    what: str
+    change: str
     text: str
 
     def __str__(self) -> str:
         """Return place, rule and change."""
-        return f"{self.path}:{self.line}: {self.rule}: {self.what}"
+        return f"{self.path}:{self.line}: {self.rule}: {self.change}"
 
 
 def candidates(folders: Iterable[Path], defaults: Mapping[str, Mapping[str, object]]) -> list[Fault]:
@@ -203,9 +203,9 @@ def _other_dtype(tree: ast.Module, nodes: list[ast.AST], node: ast.AST) -> Itera
         return
     other = _DTYPES[node.attr]
 
-    def change(found: ast.AST) -> None:
-        assert isinstance(found, ast.Attribute)
-        found.attr = other
+    def change(changed: ast.AST) -> None:
+        assert isinstance(changed, ast.Attribute)
+        changed.attr = other
 
     yield "dtype", node.lineno, f"torch.{node.attr} is torch.{other}", _changed(tree, nodes, node, change)
 
@@ -214,20 +214,20 @@ def _other_layout(tree: ast.Module, nodes: list[ast.AST], node: ast.AST) -> Iter
     if isinstance(node, ast.Constant) and node.value in _LAYOUTS:
         other = _LAYOUTS[str(node.value)]
 
-        def rename(found: ast.AST) -> None:
-            assert isinstance(found, ast.Constant)
-            found.value = other
+        def rename(changed: ast.AST) -> None:
+            assert isinstance(changed, ast.Constant)
+            changed.value = other
 
         yield "layout", node.lineno, f"{node.value} is {other}", _changed(tree, nodes, node, rename)
     is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     if not is_method or node.func.attr not in ("transpose", "permute", "t", "mT"):  # type: ignore[attr-defined]
         return
 
-    def leave_out(found: ast.AST) -> None:
-        assert isinstance(found, ast.Call)
-        assert isinstance(found.func, ast.Attribute)
+    def leave_out(changed: ast.AST) -> None:
+        assert isinstance(changed, ast.Call)
+        assert isinstance(changed.func, ast.Attribute)
         # Contiguous is all that is left of it.
-        found.func.attr, found.args, found.keywords = "contiguous", [], []
+        changed.func.attr, changed.args, changed.keywords = "contiguous", [], []
 
     yield (
         "layout",
@@ -252,12 +252,12 @@ def _longer(tree: ast.Module, nodes: list[ast.AST], node: ast.AST) -> Iterator[_
     if not parents or isinstance(parents[0], ast.Attribute):
         return
 
-    def lengthen(found: ast.AST) -> None:
-        for field, value in ast.iter_fields(found):
+    def lengthen(changed: ast.AST) -> None:
+        for field, value in ast.iter_fields(changed):
             if isinstance(value, list):
-                setattr(found, field, [_plus_one(one) if _is(one, text) else one for one in value])
+                setattr(changed, field, [_plus_one(one) if _is(one, text) else one for one in value])
             elif _is(value, text):
-                setattr(found, field, _plus_one(value))
+                setattr(changed, field, _plus_one(value))
 
     line = node.lineno
     yield "length", line, f"{text} + 1", _changed(tree, nodes, parents[0], lengthen)
@@ -281,8 +281,8 @@ def _without_wait(tree: ast.Module, nodes: list[ast.AST], node: ast.AST) -> Iter
         # Of a store, which is no stream.
         return
 
-    def leave_out(found: ast.AST) -> None:
-        assert isinstance(found, ast.Expr)
-        found.value = ast.Constant(None)
+    def leave_out(changed: ast.AST) -> None:
+        assert isinstance(changed, ast.Expr)
+        changed.value = ast.Constant(None)
 
     yield "missing wait", node.lineno, f"without {ast.unparse(node)}", _changed(tree, nodes, node, leave_out)

@@ -57,9 +57,9 @@ def score(item: Item, answer: Answer, options: TaskOptions) -> Scores:
     }
 
 
-def same_number(found: str, right: str) -> bool:
+def same_number(answered: str, right: str) -> bool:
     """Compare two numbers without their dollars, commas and zeros."""
-    return _value(found) == _value(right)
+    return _value(answered) == _value(right)
 
 
 def final_number(answer: Any, file: Path, number: int) -> str:
