@@ -1,4 +1,4 @@
-"""What messages and ``--help`` of every program say about a flag: its placeholder, who else uses it."""
+"""Words that messages and ``--help`` of every program have for a flag: its placeholder, and who else uses it."""
 
 from __future__ import annotations
 

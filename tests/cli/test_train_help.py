@@ -30,7 +30,7 @@ def said(capsys):
 
 
 def test_the_short_help_names_every_family_on_one_screen(said, install):
-    install("pack-a", feature_source("thing-a", family="spinning tops"))
+    install("pack-a", feature_source("thing-a", family="spinning-tops"))
 
     status, shown, _ = said("--help")
 
