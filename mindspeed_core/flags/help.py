@@ -1,4 +1,4 @@
-"""Words that messages and ``--help`` of every program have for a flag: its placeholder, and who else uses it."""
+"""Words for a flag in messages and ``--help`` of every program: its placeholder, and who else uses it."""
 
 from __future__ import annotations
 

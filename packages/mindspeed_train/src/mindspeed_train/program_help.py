@@ -82,10 +82,7 @@ def print_help(flags: FlagSet, commands: Mapping[str, str]) -> None:
     print_rows([(Cell(line, "name"), text) for line, text in USAGE], indent=2, tabs=False)
     emit()
     print_heading("commands")
-    texts: dict[str, list[str]] = {}
-    for name, text in commands.items():
-        texts.setdefault(text, []).append(name)
-    print_rows([(Cell(" ".join(names), "name"), text) for text, names in texts.items()], indent=2, tabs=False)
+    print_rows([(Cell(name, "name"), text) for name, text in commands.items()], indent=2, tabs=False)
     emit()
     families = flag_families(flags.entries)
     print_heading("flags by family", f"{len(flags.entries)} in all, with Megatron-LM's names")
