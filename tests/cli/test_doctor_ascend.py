@@ -166,7 +166,7 @@ def without_cann(monkeypatch):
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(cann, "installed_version", lambda name: "2.13.0")
-    monkeypatch.setattr(cann.ctypes, "CDLL", missing)
+    monkeypatch.setattr("ctypes.CDLL", missing)
     monkeypatch.setattr(cann, "sys", type("sys", (), {"modules": {}}))
     cann.libraries_missing.cache_clear()
     yield
