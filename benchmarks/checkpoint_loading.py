@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,8 @@ import warnings
 from pathlib import Path
 
 from machine import write
+
+from mindspeed_core.platforms.process_memory import peak_resident_bytes
 
 READERS = ("torch", "ours, index.json", "ours, .metadata")
 
@@ -60,7 +61,8 @@ def load(folder: Path, reader: str, size: int) -> dict[str, float]:
     for tensor in target.values():
         tensor.zero_()  # type: ignore[attr-defined]
     directory = folder / ("indexed" if "index" in reader else "plain")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # That of `getrusage` begins with what the parent had, which wrote the checkpoint.
+    before = peak_resident_bytes()
     begin, processor = time.perf_counter(), time.process_time()
     if reader == "torch":
         source: object = dcp.FileSystemReader(directory)
@@ -68,8 +70,8 @@ def load(folder: Path, reader: str, size: int) -> dict[str, float]:
         source = ShardReader(directory, read_index(directory))
     dcp.load(target, storage_reader=source, no_dist=True)  # type: ignore[arg-type]
     seconds, of_core = time.perf_counter() - begin, time.process_time() - processor
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return {"seconds": seconds, "cpu_seconds": of_core, "peak_mib": peak / 1024}
+    peak = peak_resident_bytes() - before
+    return {"seconds": seconds, "cpu_seconds": of_core, "peak_mib": peak / 2**20}
 
 
 def main() -> None:

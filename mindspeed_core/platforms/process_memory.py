@@ -72,5 +72,6 @@ def available_bytes() -> int:
 
 
 def _peak_of_rusage() -> int:
+    """Return the peak where there is no ``/proc``; on Linux this figure would begin with the parent's."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

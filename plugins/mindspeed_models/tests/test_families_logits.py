@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ SP = [*TP2, "--sequence-parallel"]
 PP2 = ["--pipeline-model-parallel-size", "2"]
 EP2 = ["--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", "alltoall"]
 BOTH = [*SP, *PP2]
+WHOLE_EXPERTS = ["--expert-tensor-parallel-size", "1"]
 ROUTED = {"qwen3-moe", "mixtral", "deepseek-v2", "deepseek-v2-groups", "deepseek-v3"}
 FEW = ("llama", "deepseek-v3", "deepseek-v2-groups", "baichuan-13b")
 LATER = [name for name in MODELS if name not in FEW]
@@ -204,6 +206,15 @@ def test_every_family_gives_the_same_logits_under_both_kinds_of_parallelism(on_f
     names = [name for name in MODELS if not (old and name in ("llama3", "deepseek-v3"))]
     found = on_four_ranks(names, old=old)
     assert {name: size for name, size in found.items() if size > BOUND} == {}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", [PP2, [*SP, *WHOLE_EXPERTS], [*BOTH, *WHOLE_EXPERTS]], ids=" ".join)
+def test_experts_on_two_ranks_give_the_same_logits_beside_other_parallelism(folder, layout):
+    cases = [(str(folder(name)), [*EP2, *layout]) for name in MODELS if name in ROUTED]
+    results = zip(*run_world(logits_of, 4, cases, timeout=900))
+    sizes = {path: difference(folder(Path(path).name), found) for (path, _), found in zip(cases, results)}
+    assert {path: size for path, size in sizes.items() if size > BOUND} == {}
 
 
 @pytest.mark.thorough

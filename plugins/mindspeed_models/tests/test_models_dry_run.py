@@ -3,7 +3,8 @@
 import pytest
 
 from mindspeed_models.features.lora import Lora
-from mindspeed_testing.dry_run import verify_dry_run, why_not_dry
+from mindspeed_models.features.lora_proofs import ALL, PLAIN
+from mindspeed_testing.dry_run import measure_world, verify_dry_run, why_not_dry
 from mindspeed_testing.scenarios import scenario_parameters
 
 
@@ -19,3 +20,7 @@ def test_a_dry_run_of_a_proof_is_right(feature, scenario):
     verdict = verify_dry_run(feature, scenario)
 
     assert verdict.passed, verdict
+
+
+def test_a_dry_run_looks_for_no_values_in_gradients():
+    assert len(measure_world((*PLAIN, *ALL), 1, platform="fake")) == 1

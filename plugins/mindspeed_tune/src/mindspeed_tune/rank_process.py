@@ -183,12 +183,14 @@ def _refuse_traces() -> None:
 
 
 def _with_cost(record: Any) -> Any:
+    from mindspeed_core.platforms.process_memory import peak_resident_bytes
+
     used = resource.getrusage(resource.RUSAGE_SELF)
     cost = {
         **record.cost,
         "cpu_seconds": used.ru_utime + used.ru_stime,
-        # Kibibytes on Linux, bytes on macOS.
-        "peak_bytes": used.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        # That of `getrusage` begins with what the parent had.
+        "peak_bytes": peak_resident_bytes(),
     }
     return replace(record, cost=cost)
 
