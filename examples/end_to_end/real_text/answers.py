@@ -1,0 +1,59 @@
+"""Ask a trained model the questions that were held out, and write what its answers are worth.
+
+``python answers.py WORK FOLDER`` adds a row to ``WORK/answers.json``: for both kinds of questions the mean
+log-likelihood of a right answer's token, in nats, and for questions with one right answer the share that the
+likeliest text gives, word for word.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from texts import WHERE
+
+import mindspeed_models
+
+
+def answers(model: Any, records: list[dict[str, str]]) -> dict[str, float]:
+    """Return the numbers of one kind of questions."""
+    asked = [
+        model.encode([{"role": "user", "content": f"{each['instruction']}\n{each['input']}"}])
+        for each in records
+    ]
+    right = [model.tokenizer.tokenize(each["output"]) for each in records]
+    scores = model.score(list(zip(asked, right)))
+    tokens = sum(map(len, right))
+    found = {"nats per token": round(sum(each.logprob for each in scores) / tokens, 4)}
+    if records[0]["instruction"] == WHERE:
+        stop = ["<|im_end|>", "\n"]
+        said = model.generate(asked, max_new_tokens=8, stop=stop)
+        hits = sum(text.strip() == each["output"] for text, each in zip(said, records))
+        found["right"] = round(hits / len(records), 4)
+    return found
+
+
+def main(work: Path, folder: str) -> None:
+    """Ask one model, print and write the numbers."""
+    lines = (work / "asked.jsonl").read_text(encoding="utf-8").split("\n")
+    records = [json.loads(line) for line in lines if line]
+    tokenizer = work / "tokenizer" / "text.tokenizer.json"
+    flags = ("--model-config", str(work / "model"), "--tokenizer-model", str(tokenizer))
+    with mindspeed_models.load(
+        work / folder, flags=flags, platform="cpu", chat_template="chatml", batch_size=32
+    ) as model:
+        row = {
+            "part": answers(model, [each for each in records if each["instruction"] == WHERE]),
+            "words that follow": answers(model, [each for each in records if each["instruction"] != WHERE]),
+        }
+    path = work / "answers.json"
+    table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    table[folder] = row
+    path.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    print(f"{folder}: {json.dumps(row)}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
