@@ -1,8 +1,8 @@
 """Ask a trained model the questions that were held out, and write what its answers are worth.
 
 ``python answers.py WORK FOLDER`` adds a row to ``WORK/answers.json``: for both kinds of questions the mean
-log-likelihood of a right answer's token, in nats, and for questions with one right answer the share that the
-likeliest text gives, word for word.
+log-likelihood of a right answer, in nats, and the share of questions that the likeliest text answers,
+letter for letter.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from texts import WHERE
+from texts import BRACKET, WHERE
 
 import mindspeed_models
+
+TEMPLATE = Path(__file__).with_name("questions.jinja")
 
 
 def answers(model: Any, records: list[dict[str, str]]) -> dict[str, float]:
@@ -25,14 +27,13 @@ def answers(model: Any, records: list[dict[str, str]]) -> dict[str, float]:
     ]
     right = [model.tokenizer.tokenize(each["output"]) for each in records]
     scores = model.score(list(zip(asked, right)))
-    tokens = sum(map(len, right))
-    found = {"nats per token": round(sum(each.logprob for each in scores) / tokens, 4)}
-    if records[0]["instruction"] == WHERE:
-        stop = ["<|im_end|>", "\n"]
-        said = model.generate(asked, max_new_tokens=8, stop=stop)
-        hits = sum(text.strip() == each["output"] for text, each in zip(said, records))
-        found["right"] = round(hits / len(records), 4)
-    return found
+    said = model.generate(asked, max_new_tokens=8, stop=["\n"])
+    hits = sum(text.strip() == each["output"] for text, each in zip(said, records))
+    return {
+        "questions": len(records),
+        "right": round(hits / len(records), 4),
+        "nats": round(sum(each.logprob for each in scores) / len(records), 4),
+    }
 
 
 def main(work: Path, folder: str) -> None:
@@ -42,11 +43,11 @@ def main(work: Path, folder: str) -> None:
     tokenizer = work / "tokenizer" / "text.tokenizer.json"
     flags = ("--model-config", str(work / "model"), "--tokenizer-model", str(tokenizer))
     with mindspeed_models.load(
-        work / folder, flags=flags, platform="cpu", chat_template="chatml", batch_size=32
+        work / folder, flags=flags, platform="cpu", chat_template=str(TEMPLATE), batch_size=32
     ) as model:
         row = {
             "part": answers(model, [each for each in records if each["instruction"] == WHERE]),
-            "words that follow": answers(model, [each for each in records if each["instruction"] != WHERE]),
+            "bracket": answers(model, [each for each in records if each["instruction"] == BRACKET]),
         }
     path = work / "answers.json"
     table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

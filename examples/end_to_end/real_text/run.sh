@@ -1,5 +1,5 @@
 #!/bin/sh
-# A small model on real text: pretrained, finetuned on instructions, adapted to one of them. sh run.sh [WORK]
+# A small model on real text: pretrained, finetuned on instructions, adapted to one kind of them. sh run.sh [WORK]
 set -eu
 work=${1:-work}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -14,15 +14,20 @@ step() {
     mindspeed-models run "$here/small.toml" "$name" --work-dir "$work" --platform cpu --nproc 1 "$@"
 }
 
-step preprocess --corpus "$work/texts.jsonl" --instructions "$work/mixed.jsonl"
-step preprocess --instructions "$work/parts.jsonl" --tokenizer "$work/tokenizer/text.tokenizer.json" \
-    -- --output-prefix "$work/data/parts"
+ask() {
+    echo "== answers of $1"
+    python "$here/answers.py" "$work" "$1"
+}
+
+step preprocess --corpus "$work/texts.jsonl" --instructions "$work/mixed.jsonl" \
+    -- --chat-template "$here/questions.jinja"
+step preprocess --instructions "$work/parts.jsonl" \
+    -- --chat-template "$here/questions.jinja" --output-prefix "$work/data/parts"
 step pretrain
+ask pretrained
 step finetune
+ask finetuned
 step lora -- --data-path "$work/data/parts"
 step merge
-for folder in pretrained finetuned merged; do
-    echo "== answers of $folder"
-    python "$here/answers.py" "$work" "$folder"
-done
+ask merged
 python "$here/curves.py" "$work"

@@ -1,8 +1,8 @@
 """Write real texts and questions about them: what ``run.sh`` trains on, and what it asks at the end.
 
 The texts are the manual's topics and the docstrings and comments of the standard library, which every Python
-has. Each document is cut into blocks of sentences; every eighth is held out of all training. A question asks
-which part of Python a passage is from, or for the words that follow.
+has. Each document is cut into blocks of words; every eighth is held out of all training. A question asks
+which part of Python a passage is from, or whether a bracket opens in it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from mindspeed_train.text.corpus import corpus_documents
 
 PARTS = ("asyncio", "email", "idlelib", "manual", "tkinter", "unittest")
-WHERE, CONTINUE = "Which part of Python is this text from?", "Continue this text."
+WHERE, BRACKET = "Which part of Python is this?", "Does a bracket open here?"
 BLOCK, HELD_OUT = 120, 8
-PASSAGE, FOLLOWING = 24, 6
-QUESTIONS, ASKED = 3000, 240
+PASSAGE = 24
+QUESTIONS, ASKED = 6000, 300
 
 
 def part_of(name: str) -> str | None:
@@ -37,14 +37,10 @@ def blocks() -> Iterable[tuple[str | None, bool, list[str]]]:
             yield part_of(name), number % HELD_OUT == HELD_OUT - 1, words[start : start + BLOCK]
 
 
-def question(words: list[str], part: str | None, draw: random.Random) -> dict[str, str]:
-    """Return a record about a passage of a block; without a part it asks for the words that follow."""
-    start = draw.randrange(len(words) - PASSAGE - FOLLOWING)
-    passage = " ".join(words[start : start + PASSAGE])
-    following = " ".join(words[start + PASSAGE : start + PASSAGE + FOLLOWING])
-    if part is None:
-        return {"instruction": CONTINUE, "input": passage, "output": following}
-    return {"instruction": WHERE, "input": passage, "output": part}
+def passage(words: list[str], draw: random.Random) -> str:
+    """Return some words of a block that follow each other."""
+    start = draw.randrange(len(words) - PASSAGE)
+    return " ".join(words[start : start + PASSAGE])
 
 
 def main(folder: Path) -> None:
@@ -59,25 +55,34 @@ def main(folder: Path) -> None:
         if not out and part is not None:
             texts.append({"text": " ".join(words)})
 
-    def questions(source: dict[str | None, list[list[str]]], count: int) -> list[dict[str, str]]:
-        """Return so many questions about the parts, in turns."""
+    def parts(source: dict[str | None, list[list[str]]], count: int) -> list[dict[str, str]]:
+        """Return so many questions for the part, about each part in turn."""
+        turns = [PARTS[number % len(PARTS)] for number in range(count)]
         return [
-            question(draw.choice(source[PARTS[number % len(PARTS)]]), PARTS[number % len(PARTS)], draw)
-            for number in range(count)
+            {"instruction": WHERE, "input": passage(draw.choice(source[part]), draw), "output": part}
+            for part in turns
         ]
 
-    def continuations(source: dict[str | None, list[list[str]]], count: int) -> list[dict[str, str]]:
-        """Return so many questions for the words that follow."""
-        return [question(draw.choice(source[draw.choice(PARTS)]), None, draw) for _ in range(count)]
+    def brackets(source: dict[str | None, list[list[str]]], count: int) -> list[dict[str, str]]:
+        """Return so many questions for a bracket; half of the answers are yes."""
+        found: dict[str, list[str]] = {"yes": [], "no": []}
+        while min(map(len, found.values())) < count // 2:
+            text = passage(draw.choice(source[draw.choice(PARTS)]), draw)
+            found["yes" if "(" in text else "no"].append(text)
+        return [
+            {"instruction": BRACKET, "input": text, "output": answer}
+            for answer, texts in found.items()
+            for text in texts[: count // 2]
+        ]
 
     folder.mkdir(parents=True, exist_ok=True)
-    mixed = [*questions(trained, QUESTIONS), *continuations(trained, QUESTIONS // 2)]
+    mixed = [*parts(trained, QUESTIONS), *brackets(trained, QUESTIONS // 2)]
     draw.shuffle(mixed)
     for name, records in (
         ("texts", texts),
         ("mixed", mixed),
-        ("parts", questions(trained, QUESTIONS)),
-        ("asked", [*questions(held, ASKED), *continuations(held, ASKED // 2)]),
+        ("parts", parts(trained, QUESTIONS)),
+        ("asked", [*parts(held, ASKED), *brackets(held, ASKED)]),
     ):
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
