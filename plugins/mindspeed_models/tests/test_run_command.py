@@ -86,6 +86,16 @@ def test_a_prompt_of_the_command_line_is_shown_and_not_written(capsys, tmp_path)
     assert "--output" not in script
 
 
+def test_instructions_take_the_tokenizer_that_was_trained_before(capsys, tmp_path):
+    file = tmp_path / "tokenizer" / "text.tokenizer.json"
+    file.parent.mkdir()
+    file.write_text("{}")
+    flags = ("--work-dir", str(tmp_path), "--instructions", "records.jsonl")
+    script = printed(capsys, "tiny-llama2", "preprocess", *flags)
+    assert f"--tokenizer-name-or-path {file}" in script.replace("\\\n", "").replace("  ", " ")
+    assert "prepare-text" not in script
+
+
 def test_further_flags_come_last_and_win(capsys, tmp_path):
     words = ("tiny-llama2", "pretrain", "--work-dir", str(tmp_path), "--print", "--", "--train-iters", "3")
     assert main(["run", *words]) == 0

@@ -129,12 +129,13 @@ def _preprocess(asked: Asked) -> list[Command]:
         )
     found = []
     file = asked.tokenizer_file
-    if file == asked.work / "tokenizer" / "text.tokenizer.json":
-        if asked.corpus is None:
-            raise UserError(
-                "preprocess: there is no tokenizer; name one with --tokenizer or a published model with "
-                "--hf-dir, or give --corpus, on which one is trained"
-            )
+    trained = file == asked.work / "tokenizer" / "text.tokenizer.json"
+    if trained and asked.corpus is None and not file.is_file():
+        raise UserError(
+            "preprocess: there is no tokenizer; name one with --tokenizer or a published model with "
+            "--hf-dir, or give --corpus, on which one is trained"
+        )
+    if trained and asked.corpus is not None:
         size = () if asked.sheet.vocab_size is None else ("--vocab-size", str(asked.sheet.vocab_size))
         prefix = str(file.with_name("text"))
         words = ("prepare-text", str(asked.corpus), "--output-prefix", prefix, *size)
