@@ -94,6 +94,8 @@ ELSEWHERE = {
     "pytest tests/core/test_resolver.py": "a part of this suite",
     "torchrun --nproc-per-node 8 pretrain_gpt.py YOUR_FLAGS --normalization RMSNorm --use-fused-rmsnorm "
     "--use-flash-attn": "needs a checkout of Megatron-LM; tests/megatron_lm/run.sh runs its scripts",
+    "mindspeed-tune search --tune-hardware ascend-910b -- torchrun --nnodes 2 --nproc-per-node 8 "
+    "pretrain_gpt.py YOUR_FLAGS": "needs a checkout of Megatron-LM; plugins/mindspeed_tune/tests searches",
     "mindspeed-train --nproc 2 --max-restarts 3 --save ckpt --save-interval 5 FLAGS": (
         "packages/mindspeed_train/tests/faults starts such jobs and kills their workers"
     ),
