@@ -123,8 +123,7 @@ ELSEWHERE = {
     "mindspeed-models run llama2-13b lora": _RUN,
     "mindspeed-models run llama2-13b merge": _RUN,
     "mindspeed-models run llama2-13b export": _RUN,
-    "mindspeed-models run tiny-llama2 preprocess --corpus books.jsonl "
-    "--instructions alpaca_data.json": _TINY,
+    "mindspeed-models run tiny-llama2 preprocess --corpus books.jsonl --instructions alpaca_data.json": _TINY,
     "mindspeed-models run tiny-llama2 convert": _TINY,
     "mindspeed-models run tiny-llama2 pretrain": _TINY,
     "mindspeed-models run tiny-llama2 finetune -- --train-iters 60": _TINY,
