@@ -73,6 +73,7 @@ TRAINED = (
 _INSTALLS = "downloads packages; noxfile.py installs the same for every session"
 _SCAFFOLD = "writes and installs a package; tests/cli/test_scaffold.py does it in a folder of its own"
 _RUN = "needs published weights; plugins/mindspeed_models/tests runs the same steps of tiny-llama2"
+_TINY = "trains for a minute; plugins/mindspeed_models/tests runs the same steps"
 _CLUSTER = "needs a cluster; packages/mindspeed_train/tests/clusters reads the options and the files"
 
 ELSEWHERE = {
@@ -93,6 +94,8 @@ ELSEWHERE = {
     "pytest tests/core/test_resolver.py": "a part of this suite",
     "torchrun --nproc-per-node 8 pretrain_gpt.py YOUR_FLAGS --normalization RMSNorm --use-fused-rmsnorm "
     "--use-flash-attn": "needs a checkout of Megatron-LM; tests/megatron_lm/run.sh runs its scripts",
+    "mindspeed-tune search --tune-hardware ascend-910b -- torchrun --nnodes 2 --nproc-per-node 8 "
+    "pretrain_gpt.py YOUR_FLAGS": "needs a checkout of Megatron-LM; plugins/mindspeed_tune/tests searches",
     "mindspeed-train --nproc 2 --max-restarts 3 --save ckpt --save-interval 5 FLAGS": (
         "packages/mindspeed_train/tests/faults starts such jobs and kills their workers"
     ),
@@ -120,6 +123,13 @@ ELSEWHERE = {
     "mindspeed-models run llama2-13b lora": _RUN,
     "mindspeed-models run llama2-13b merge": _RUN,
     "mindspeed-models run llama2-13b export": _RUN,
+    "mindspeed-models run tiny-llama2 preprocess --corpus books.jsonl --instructions alpaca_data.json": _TINY,
+    "mindspeed-models run tiny-llama2 convert": _TINY,
+    "mindspeed-models run tiny-llama2 pretrain": _TINY,
+    "mindspeed-models run tiny-llama2 finetune -- --train-iters 60": _TINY,
+    "mindspeed-models run tiny-llama2 lora": _TINY,
+    "mindspeed-models run tiny-llama2 merge": _TINY,
+    "mindspeed-models run tiny-llama2 export": _TINY,
     "mindspeed-models preprocess --input alpaca_data.json --handler-name GeneralInstructionHandler "
     "--tokenizer-type PretrainedFromHF --tokenizer-name-or-path llama --append-eod "
     "--output-prefix data/alpaca": ("plugins/mindspeed_models/tests prepares such records"),

@@ -6,7 +6,9 @@ import subprocess
 import pytest
 
 from mindspeed_models.program import main
-from mindspeed_models.running.steps import STEPS
+from mindspeed_models.running import script
+from mindspeed_models.running.sheets import find_sheet
+from mindspeed_models.running.steps import MODELS, STEPS, TRAIN, Asked, Command
 
 
 def printed(capsys, *words):
@@ -76,6 +78,27 @@ def test_several_machines_ask_a_model_by_its_own_program(capsys, tmp_path):
     script = printed(capsys, "llama2-70b", "generate", *flags)
     assert "-m mindspeed_models.program generate" in script
     assert "--nproc 8" not in script
+
+
+def test_each_command_is_announced_when_it_begins(capfd, monkeypatch, tmp_path):
+    lines = []
+    commands = [
+        Command(MODELS, ("preprocess", "--input", "a.json", "--append-eod")),
+        Command(TRAIN, ("prepare-text", "books.jsonl", "--output-prefix", "data")),
+        Command(TRAIN, ("--model-config", "work/model", "--bf16")),
+    ]
+
+    def run(words):
+        lines.append(capfd.readouterr().err)
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(script.subprocess, "run", run)
+    assert script.execute(commands, Asked(find_sheet("tiny-llama2"), tmp_path)) == 0
+    assert lines == [
+        "mindspeed-models preprocess --input a.json …\n",
+        "mindspeed-train prepare-text books.jsonl …\n",
+        "mindspeed-train --model-config work/model …\n",
+    ]
 
 
 def test_a_prompt_of_the_command_line_is_shown_and_not_written(capsys, tmp_path):

@@ -10,12 +10,21 @@ from served import serving
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_models.serving.serve_command import check_host, read_keys
+from mindspeed_train.interface import NullTokenizer
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     model = FakeModel(tmp_path_factory.mktemp("model"), max_positions=64)
     with serving(model, body_bytes=20_000, read_seconds=1.0, choices=4, new_tokens=50) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served_without_tokenizer(tmp_path_factory):
+    model = FakeModel(tmp_path_factory.mktemp("model"), say=lambda prompt: "4 5")
+    model.tokenizer = NullTokenizer(model.vocab_size)
+    with serving(model) as found:
         yield found
 
 
@@ -261,3 +270,16 @@ def test_errors_have_openais_form(served):
     assert body["error"]["type"] == "invalid_request_error"
     assert body["error"]["param"] == "n"
     json.dumps(body)
+
+
+def test_text_without_a_tokenizer_is_refused_and_ids_are_not(served_without_tokenizer):
+    status, body = served_without_tokenizer.complete(prompt="two three")
+    assert status == 400
+    assert "without a tokenizer a prompt is ids" in body["error"]["message"]
+    assert served_without_tokenizer.complete(prompt="2 3", max_tokens=1)[0] == 200
+
+
+def test_messages_without_a_tokenizer_are_refused(served_without_tokenizer):
+    status, body = served_without_tokenizer.chat("two")
+    assert status == 400
+    assert "messages need a tokenizer" in body["error"]["message"]

@@ -255,8 +255,10 @@ def search(tune_out: Path | None, as_json: bool, command: tuple[str, ...], **opt
     mindspeed-tune search --tune-hardware ascend-910b --tune-out layouts -- \\
         torchrun --nnodes 2 --nproc-per-node 8 -m mindspeed_core.train FLAGS
     """
+    from mindspeed_megatron.quiet import quieten
     from mindspeed_tune.report_pages import print_report, write_reports
 
+    quieten()
     report = search_layouts(command, Options(**options), lambda text: click.echo(text, err=True))
     _deliver(report, tune_out, as_json, print_report, write_reports)
 

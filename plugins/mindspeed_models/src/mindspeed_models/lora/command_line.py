@@ -24,6 +24,9 @@ def merge_command(
     base: Path, adapter: Path, target: Path, form: str | None, model_config: Path | None, any_base: bool
 ) -> None:
     """Write the weights W + alpha / r * B A, in the dtypes and the format of the base."""
+    from mindspeed_megatron.quiet import quieten
+
+    quieten()
     from mindspeed_models.lora.commands import merge
 
     click.echo(merge(base, adapter, target, form=form, model_config=model_config, any_base=any_base))
@@ -36,6 +39,9 @@ def merge_command(
 @click.option("--lora-adapter-name", "name", default="default", help="Any other name is a subfolder.")
 def export_lora_command(adapter: Path, model_config: Path, target: Path, name: str) -> None:
     """Write adapter_config.json and adapter_model.safetensors, which peft reads."""
+    from mindspeed_megatron.quiet import quieten
+
+    quieten()
     from mindspeed_models.lora.commands import export
 
     click.echo(export(adapter, model_config, target, name=name))

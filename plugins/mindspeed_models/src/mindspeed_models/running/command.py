@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_models.running.sheets import find_sheet, sheet_names
 from mindspeed_models.running.steps import STEPS, Asked, Command
 
@@ -113,9 +111,6 @@ def run_command(
             f"--devices {devices} with --nproc {nproc}: this machine has a part of them; write the script "
             "with --print, and start it on each machine"
         )
-    for command in commands:
-        emit(f"{command.program} {' '.join(command.words[:2])} …", err=True)
-        sys.stderr.flush()
     context.exit(execute(commands, asked))
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_models.running.steps import MODELS, TRAIN, Asked, Command
 
 _MODULES = {MODELS: "mindspeed_models.program", TRAIN: "mindspeed_core.train"}
@@ -56,9 +57,21 @@ def _wrapped(begin: str, words: Sequence[str]) -> str:
     return " \\\n    ".join([" ".join([begin, *head]), *(" ".join(row) for row in rest)])
 
 
+def heading_of(command: Command) -> str:
+    """Return the beginning of a command, up to the first thing that it names."""
+    first, second, *_ = command.words
+    named = 3 if second.startswith("--") and not first.startswith("--") else 2
+    return f"{command.program} {' '.join(command.words[:named])} …"
+
+
 def execute(commands: Sequence[Command], asked: Asked) -> int:
-    """Run commands one after the other, each as a process; return the first status that is not 0."""
+    """Run commands one after the other, each as a process below its heading on standard error.
+
+    Return the first status that is not 0.
+    """
     for command in commands:
+        emit(heading_of(command), err=True)
+        sys.stderr.flush()
         _, *words = words_of_command(command, asked)
         status = subprocess.run([sys.executable, "-m", _MODULES[command.program], *words]).returncode
         if status:

@@ -265,7 +265,10 @@ def _prompts(value: Any, prompts: Prompts, limits: Limits) -> tuple[list[list[in
     texts = []
     for each in several:
         if isinstance(each, str):
-            encoded.append(prompts.text(each))
+            try:
+                encoded.append(prompts.text(each))
+            except UserError as error:
+                raise Refused(400, str(error), param="prompt") from error
             texts.append(each)
         elif _is_ids(each):
             encoded.append(list(each))

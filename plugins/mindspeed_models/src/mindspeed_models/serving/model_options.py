@@ -99,9 +99,10 @@ class ModelOptions:
     def open(self, batch_size: int = 8) -> LoadedModel:
         """Load the model on this rank; so many requests are computed together at most."""
         from mindspeed_megatron.quiet import quieten
-        from mindspeed_models.inference import model
 
+        # Before anything imports megatron-core, which warns while it is imported.
         quieten()
+        from mindspeed_models.inference import model
 
         return model.load(
             self.load,

@@ -23,6 +23,7 @@ from mindspeed_models.data.conversation import (
 from mindspeed_models.data.encoding import prompt_ids
 from mindspeed_models.data.templates import OWN, Template, load_template, template_names
 from mindspeed_models.data.tokenizers import TextEncoder, encoder_around
+from mindspeed_train.interface import NullTokenizer
 
 if TYPE_CHECKING:
     from mindspeed_models.inference.loaded import LoadedModel
@@ -44,8 +45,20 @@ class Prompts:
     template: Template | None
 
     def text(self, text: str) -> list[int]:
-        """Return the ids of a plain text; special tokens that it spells are text."""
+        """Return the ids of a plain text; special tokens that it spells are text.
+
+        Raises:
+            UserError: there is no tokenizer, and the text is no list of ids.
+        """
         encoder = self.encoder
+        if isinstance(encoder.plain, NullTokenizer):
+            try:
+                return encoder.plain.tokenize(text)
+            except ValueError as error:
+                raise UserError(
+                    f"prompt {text[:40]!r}: without a tokenizer a prompt is ids with blanks between them; "
+                    "start with --tokenizer-model"
+                ) from error
         if encoder.library is None:
             return list(encoder.plain.tokenize(text))
         encoder.library.encode_special_tokens = True
@@ -55,8 +68,10 @@ class Prompts:
         """Return the ids of a conversation up to where the next answer begins.
 
         Raises:
-            UserError: there is no template, or it refuses the messages.
+            UserError: there is no tokenizer or no template, or it refuses the messages.
         """
+        if isinstance(self.encoder.plain, NullTokenizer):
+            raise UserError("messages need a tokenizer; start with --tokenizer-model")
         if self.template is None:
             names = ", ".join(template_names())
             raise ArgumentError(
