@@ -9,6 +9,7 @@ import torch
 
 from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.resolver.plan import HeldBack, Plan
+from mindspeed_megatron.partial_training import TrainedParts
 from mindspeed_train.checkpoint.manifests import MANIFEST
 from mindspeed_train.data.identity import TrainingData
 from mindspeed_train.monitoring.curves import SWITCH, svg_curve, thinned
@@ -66,7 +67,7 @@ def run(tmp_path):
         plan=Plan(held_back=(HeldBack("fast-path", "needs <another> device"),), digest="abc"),
         registry=SimpleNamespace(distributions=lambda: {"some-plugin": "1.2"}),
         platform=CpuPlatform(),
-        state={Measures: measures, TrainingData: data}.__getitem__,
+        state={Measures: measures, TrainingData: data, TrainedParts: TrainedParts()}.__getitem__,
     )
     return SimpleNamespace(
         args=args,

@@ -78,8 +78,11 @@ NOOP_PROOFS = (
     Scenario(
         # The last stage has no layer that prediction layers could copy.
         "predictions-alone",
-        flags=(*PP2, *UNCLIPPED, *_PREDICTED, *_EXPERTS, "--noop-layers", "2,3", *_DENSE_FIRST),
-        baseline=(*BATCH, *UNCLIPPED, *_PREDICTED, *_EXPERTS, "--num-layers", "2", *_DENSE_FIRST_OF_2),
+        flags=(*PP2, *UNTIED, *UNCLIPPED, *_PREDICTED, *_EXPERTS, "--noop-layers", "2,3", *_DENSE_FIRST),
+        baseline=(
+            *(*BATCH, *UNTIED, *UNCLIPPED, *_PREDICTED, *_EXPERTS),
+            *("--num-layers", "2", *_DENSE_FIRST_OF_2),
+        ),
         world_size=2,
         baseline_world_size=1,
         tolerance=1e-5,
