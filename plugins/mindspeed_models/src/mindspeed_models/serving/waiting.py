@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Event = tuple[int, "str | Generated | Refused"]
 """Number of a choice, and new text, its end, or why there is none."""
 _IDS = 1 << 31
+_SIGNALS_AFTER = 0.2
+"""Seconds of a wait for requests before Python looks for signals."""
 
 
 @dataclass
@@ -103,7 +105,8 @@ class WaitingLine:
         """
         with self._changed:
             while not self._line and self._closed is None:
-                self._changed.wait()
+                # A signal that comes between two instructions does not wake a wait without an end.
+                self._changed.wait(_SIGNALS_AFTER)
             batch: dict[int, Choice] = {}
             left: deque[Choice] = deque()
             while self._line and len(batch) < self._limits.batch:
