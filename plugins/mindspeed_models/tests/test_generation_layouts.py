@@ -1,9 +1,10 @@
 """Generation under layouts, of families, with kernels, and dealt out: the tokens of one process."""
 
 import pytest
+import torch
 from generation_runs import followed, generations, with_and_without_a_cache
 from test_generation import BEAMS, LONG, NEW, PROMPTS, SAMPLING, of_transformers
-from tiny_models import MODELS, make, oracle
+from tiny_models import MODELS, built, make, oracle, reference
 
 from mindspeed_core.registry import Registry
 from mindspeed_testing import run_world
@@ -149,8 +150,25 @@ def test_half_precision_gives_nearly_the_same_log_probabilities(folder, flag):
     assert half[1][1] != exact[1][1]
 
 
+BIASED = [name for name in MODELS if name.endswith("-13b")]
+"""Families with linear biases that transformers has no class for."""
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BIASED)
+def test_linear_biases_give_the_tokens_of_whole_sequences(folder, name):
+    calls = [("ids", (PROMPTS,), {"max_new_tokens": NEW})]
+    ((found,),) = run_world(generations, 1, folder(name), [{}], calls)
+    model = built(name)
+    for prompt, tokens in zip(PROMPTS, found[0], strict=True):
+        ids = list(prompt)
+        for _ in range(NEW):
+            ids.append(int(reference(name, model, torch.tensor([ids]))[0, -1].argmax()))
+        assert tokens == ids[len(prompt) :]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in BIASED])
 def test_every_family_gives_the_tokens_of_transformers(folder, name):
     calls = [("ids", (PROMPTS,), {"max_new_tokens": NEW}), ("ids", (LONG,), BEAMS)]
     ((found,),) = run_world(generations, 1, folder(name), [{}], calls)
