@@ -24,6 +24,9 @@ def read_config(path: str | Path, flag: str = "--model-config") -> dict[str, Any
     """
     file = Path(path)
     file = file / NAME if file.is_dir() else file
+    if file.exists() and not file.is_file():
+        # A pipe that nobody writes to would be waited for without an end.
+        raise RecipeError(f"{flag} {file}: is no regular file; name a file or a folder that holds {NAME}")
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
