@@ -55,7 +55,7 @@ def world(cases):
         before = weights(run)
         spoil = None
         # As on a device, where the host does not wait for the loss of a micro-batch.
-        bad_steps.known_at_once = lambda loss, platform, later="later" in case: not later
+        bad_steps.known_at_once = lambda loss, later="later" in case: not later
         if "module" in case:
             spoil = Spoil(run, module="decoder.layers.1.mlp.linear_fc1")
         elif "gradient" in case:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from mindspeed_core.errors import UserError
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_megatron.fully_sharded.torch_fsdp2 import local_part
-from mindspeed_megatron.losses import LateCopy, copied_later
+from mindspeed_megatron.losses import copied_later
 from mindspeed_megatron.padding import padding_options
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_train.checkpoint import rng_state
@@ -27,7 +27,6 @@ from mindspeed_train.checkpoint import rng_state
 if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
 
-    from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.run import Batch, Run
 
 logger = logging.getLogger("mindspeed_core")
@@ -68,7 +67,7 @@ class _Unseen:
     microbatch: int
     batch: Batch
     model_chunk: MegatronModule
-    value: LateCopy
+    read: Callable[[], float]
 
 
 class UnseenLosses:
@@ -79,45 +78,38 @@ class UnseenLosses:
 
 
 def check_loss(run: Run, batch: Batch, total: torch.Tensor, model_chunk: MegatronModule) -> None:
-    """Look at the loss of one micro-batch: before backward where it is known, else at the schedule's end.
+    """Look at the loss of one micro-batch: before backward where it is known, else at the next one's.
 
-    Waiting for a device here would let the host launch nothing meanwhile. Losses that have arrived and are
-    finite are forgotten with their batches. The others wait for the end even where one has arrived, because
-    looking for its origin is collective and ranks do not see it arrive at the same time.
+    Waiting for a device here would leave it without work in every micro-batch. The schedule's end
+    looks at the last one.
 
     Raises:
         UserError: a loss is not finite, and such a step ends the run.
     """
     if not run.args.check_for_nan_in_loss_and_grad:
         return
-    platform = run.session.platform
+    now = known_at_once(total)
+    read = total.item if now else copied_later(total, run.session.platform)
     unseen = run.session.state(UnseenLosses).found
-    unseen.append(_Unseen(run.context.microbatch, batch, model_chunk, copied_later(total, platform)))
-    if known_at_once(total, platform):
-        look_at_losses(run)
-        return
-    while unseen and unseen[0].value.arrived() and math.isfinite(unseen[0].value()):
-        unseen.popleft()
+    unseen.append(_Unseen(run.context.microbatch, batch, model_chunk, read))
+    look_at_losses(run, but=0 if now else 1)
 
 
-def known_at_once(loss: torch.Tensor, platform: Platform) -> bool:
+def known_at_once(loss: torch.Tensor) -> bool:
     """Return whether looking at a loss waits for nothing."""
-    return loss.device.type == "cpu" and platform.memory_is_host
+    return loss.device.type == "cpu"
 
 
-def look_at_losses(run: Run) -> None:
-    """Look at the losses that nobody has looked at yet, up to the first that is not finite.
+def look_at_losses(run: Run, *, but: int = 0) -> None:
+    """Look at the losses that nobody has looked at yet, the last ``but`` of them left out.
 
     Raises:
         UserError: one is not finite, and such a step ends the run.
     """
     unseen = run.session.state(UnseenLosses).found
-    if unseen:
-        # The last one comes last: the others need no wait after it.
-        unseen[-1].value()
-    while unseen:
+    while len(unseen) > but:
         one = unseen.popleft()
-        total = one.value()
+        total = one.read()
         if not math.isfinite(total):
             unseen.clear()
             _report_loss(run, one, total)

@@ -28,7 +28,7 @@ from mindspeed_testing.lagging.freed import FreedMemory
 from mindspeed_testing.lagging.held_back import HeldBack
 from mindspeed_testing.lagging.launching import Launching
 from mindspeed_testing.lagging.memory import Access, Region, StorageHistory
-from mindspeed_testing.lagging.streams import LaggingEvent, LaggingHost, LaggingStream
+from mindspeed_testing.lagging.streams import LaggingEvent, LaggingStream
 from mindspeed_testing.lagging.values import poison, poison_floats, strided
 
 _UNWRITTEN = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"})
@@ -55,8 +55,7 @@ class LaggingDevice(TorchDispatchMode):
         self.operations = 0
         self.allocated = self.peak = 0
         self._streams: list[LaggingStream] = []
-        self.host = LaggingHost(self, 0)
-        self._streams.append(self.host)
+        self.host = self._new_stream("the host")
         self.main = self._new_stream("the default stream")
         self._launching = Launching(self.main)
         self._storages: dict[int, StorageHistory] = {}
@@ -125,7 +124,8 @@ class LaggingDevice(TorchDispatchMode):
 
     def synchronize(self) -> None:
         """Let the host, and with it everything launched later, wait for all streams."""
-        self.host.wait({stream.number: stream.count for stream in self._streams})
+        for stream in self._streams:
+            self.host.join(stream.known)
 
     # Results that are held back.
 
@@ -329,7 +329,7 @@ class LaggingDevice(TorchDispatchMode):
                 self.hold_back(tensor, stream, count)
         copies = form.name in COPIES and not host_copy and self._crosses(read, written or fresh)
         if copies or form.name in _READS_ON_HOST:
-            self.host.wait(stream.known)
+            self.host.join(stream.known)
         return result
 
     def _place(
