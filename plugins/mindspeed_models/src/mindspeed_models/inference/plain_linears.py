@@ -6,9 +6,8 @@ a token's time on a CPU. A linear that shares nothing with other ranks is the pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,31 +15,23 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import Tensor
 from torch.nn.functional import linear
 
-_FORWARD = "forward"
+from mindspeed_models.inference.instance_methods import methods_replaced
 
 
-@contextmanager
-def plain_linears(chunk: torch.nn.Module) -> Iterator[None]:
+def plain_linears(chunk: torch.nn.Module) -> AbstractContextManager[None]:
     """Let megatron-core's own linears of a chunk compute the product alone until the block ends.
 
     Those of several ranks, of features, and those whose method somebody has changed stay as they are.
     """
-    changed: list[Any] = []
-    for module in chunk.modules():
-        method = {ColumnParallelLinear: _column, RowParallelLinear: _row}.get(type(module))
-        if method is not None and _FORWARD not in vars(module) and _alone(module):
-            setattr(module, _FORWARD, partial(method, module))
-            changed.append(module)
-    try:
-        yield
-    finally:
-        for module in changed:
-            del vars(module)[_FORWARD]
+    return methods_replaced(chunk, "forward", _function_of)
 
 
-def _alone(module: Any) -> bool:
+def _function_of(module: Any) -> Callable[..., Any] | None:
+    function = {ColumnParallelLinear: _column, RowParallelLinear: _row}.get(type(module))
     # Experts exchange tokens around their linears, and leave sums to whoever did.
-    return module.tp_group.size() == 1 and not module.explicit_expert_comm
+    if function is None or module.tp_group.size() > 1 or module.explicit_expert_comm:
+        return None
+    return function
 
 
 def _column(

@@ -6,34 +6,30 @@ step. A key's position never changes: it is rotated here before it is cached.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 from megatron.core.transformer import attention
 
+from mindspeed_models.inference.instance_methods import methods_replaced
+
 _METHOD = "_adjust_key_value_for_inference"
 
 
-@contextmanager
-def rotated_keys(chunk: torch.nn.Module) -> Iterator[None]:
+def rotated_keys(chunk: torch.nn.Module) -> AbstractContextManager[None]:
     """Let the attention layers of a chunk cache rotated keys until the block ends.
 
     Layers with a method of their own (multi-latent attention rotates before it caches) stay as they are.
     """
-    changed: list[Any] = []
-    for module in chunk.modules():
-        own = getattr(type(module), _METHOD, None)
-        if own is getattr(attention.Attention, _METHOD) and _METHOD not in vars(module):
-            setattr(module, _METHOD, partial(_adjust, module))
-            changed.append(module)
-    try:
-        yield
-    finally:
-        for module in changed:
-            del vars(module)[_METHOD]
+    return methods_replaced(chunk, _METHOD, _function_of)
+
+
+def _function_of(module: Any) -> Callable[..., Any] | None:
+    own = getattr(type(module), _METHOD, None)
+    return _adjust if own is getattr(attention.Attention, _METHOD) else None
 
 
 def _adjust(
