@@ -22,6 +22,7 @@ from mindspeed_train.named_files import read_named_file
 def ramp(start, increment, sizes, samples, train_samples):
     return Namespace(
         rampup_batch_size=[start, increment, samples],
+        step_batch_size_schedule=None,
         global_batch_size=start + increment * sizes,
         train_samples=train_samples,
         micro_batch_size=1,

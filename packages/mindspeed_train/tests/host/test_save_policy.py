@@ -51,6 +51,7 @@ def begin(session, **flags):
             "save_interval": None,
             "on_save_failure": "stop",
             "rampup_batch_size": None,
+            "step_batch_size_schedule": None,
             "global_batch_size": 4,
             "micro_batch_size": 1,
             "data_parallel_size": 1,

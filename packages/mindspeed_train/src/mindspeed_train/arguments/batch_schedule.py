@@ -57,7 +57,7 @@ def schedule_of(args: Namespace) -> BatchSchedule | None:
     Raises:
         ArgumentError: it is no list of tokens and sizes in growing order from 0 on.
     """
-    words = getattr(args, "step_batch_size_schedule", None)
+    words = args.step_batch_size_schedule
     if not words:
         return None
     return _read(" ".join(words), args.seq_length)
