@@ -320,9 +320,11 @@ def _check_names(change: _Pending) -> None:
     """
     places = [place for place, _ in (*change.record.places, *change.places)]
     for patch in change.patches:
+        if patch.kind != "replace" or patch.every_name:
+            continue
         own = [locate(target, patch.owner) for target in (patch.target, *patch.also)]
         # What a class holds is defined there.
-        if patch.kind != "replace" or patch.every_name or isinstance(own[0].container, type):
+        if isinstance(own[0].container, type):
             continue
         named = {place.key for place in own}
         others = [place.label for place in places if place.key not in named]
