@@ -45,9 +45,8 @@ def headers(read: Reader) -> dict[str, str]:
         Exception: the file cannot be read.
     """
     fields: dict[str, str] = {}
-    for line in (read("METADATA") or read("PKG-INFO") or read("") or "").splitlines():
-        if not line:
-            break
+    above, _, _ = (read("METADATA") or read("PKG-INFO") or read("") or "").partition("\n\n")
+    for line in above.splitlines():
         name, _, value = line.partition(":")
         fields.setdefault(name, value.strip())
     return fields

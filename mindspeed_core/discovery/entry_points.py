@@ -7,13 +7,11 @@ wrong kind, metadata that cannot be read) becomes one `BrokenPlugin` record here
 from __future__ import annotations
 
 import gc
-import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
-from pathlib import PurePath
 from typing import Any, ClassVar
 
 from mindspeed_core.discovery.distributions import Reader, entries, headers, installed_distributions
@@ -153,6 +151,8 @@ def _name_and_version(read: Reader, value: str) -> tuple[str, str]:
 
 def broken(source: Source, error: BaseException | str, feature: str = "", remedy: str = "") -> BrokenPlugin:
     """Return the record of a failure while loading or checking a source."""
+    from traceback import format_exception
+
     text = error if isinstance(error, str) else describe(error, source.package)
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "mindspeed_core":
         remedy = remedy or "it may need a newer core: pip install --upgrade mindspeed-core"
@@ -164,7 +164,7 @@ def broken(source: Source, error: BaseException | str, feature: str = "", remedy
         error=text,
         remedy=remedy
         or f"pip install --upgrade {source.dist}, or pip uninstall {source.dist} if you do not need it",
-        traceback="" if isinstance(error, str) else "".join(traceback.format_exception(error)),
+        traceback="" if isinstance(error, str) else "".join(format_exception(error)),
     )
 
 
@@ -183,6 +183,9 @@ def iterate(loaded: Any) -> list[Any]:
 
 def describe(error: BaseException, package: str = "") -> str:
     """Return an exception as one sentence: type, message, and the last line of ``package`` it passed."""
+    from pathlib import PurePath
+    from traceback import extract_tb
+
     try:
         message = " ".join(str(error).split())
     except Exception:
@@ -190,7 +193,7 @@ def describe(error: BaseException, package: str = "") -> str:
     if isinstance(error, SystemExit):
         message = f"it tried to exit the program ({message})"
     where = ""
-    for frame in traceback.extract_tb(error.__traceback__):
+    for frame in extract_tb(error.__traceback__):
         path = PurePath(frame.filename)
         matched = next((part for part in (package, f"{package}.py") if package and part in path.parts), "")
         if matched:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from functools import lru_cache
 from importlib.util import find_spec
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindspeed_core.discovery.distributions import headers, installed_distributions, normalized
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _CORE = "megatron-core"
 
@@ -27,6 +30,8 @@ def installed_version(name: str) -> str:
 
 def package_places(package: str) -> list[Path]:
     """Find the folders (or the file) of an import package without importing it; empty where it is absent."""
+    from pathlib import Path
+
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 
 
 @lru_cache(maxsize=1)
 def _table() -> Mapping[str, Mapping[str, str]]:
     import json  # not worth loading where nothing is unknown
+    from pathlib import Path
 
     table = json.loads(Path(__file__).with_name("announced.json").read_text(encoding="utf-8"))
     return {

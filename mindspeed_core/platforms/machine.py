@@ -6,13 +6,18 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def processor_name() -> str:
     """Return the model of the CPU as Linux names it; otherwise the machine type (``arm64``)."""
+    from pathlib import Path
+
     model = first_match(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$")
     return model or platform.processor() or platform.machine()
 

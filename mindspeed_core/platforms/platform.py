@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from mindspeed_core.errors import SessionError
@@ -19,6 +18,7 @@ from mindspeed_core.platforms.machine import numbered_variable, processor_name
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from pathlib import Path
 
     import torch
 
@@ -286,6 +286,7 @@ class Platform:
             SessionError: nothing is recorded; `record_memory` starts it.
         """
         import pickle
+        from pathlib import Path
 
         if self._recorded is None:
             raise SessionError(f"platform {self.name}: no memory is recorded; call record_memory() before")

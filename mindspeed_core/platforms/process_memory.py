@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from pathlib import Path
 
 SOURCE = "process RSS"
 
@@ -17,7 +16,8 @@ SOURCE = "process RSS"
 def resident_bytes() -> int:
     """Return the resident bytes from ``/proc/self/statm``; the peak so far where there is no ``/proc``."""
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        with open("/proc/self/statm", "rb") as file:
+            pages = int(file.read().split()[1])
     except OSError:
         return _peak_of_rusage()
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -43,7 +43,8 @@ def _kibibytes(status: bytes, name: bytes) -> int:
 def reset_peak() -> bool:
     """Start a new peak by writing 5 to ``/proc/self/clear_refs``; False where that is not permitted."""
     try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        with open("/proc/self/clear_refs", "wb") as file:
+            file.write(b"5")
     except OSError:
         return False
     return True
@@ -63,12 +64,10 @@ def attainable_bytes() -> int:
 def available_bytes() -> int:
     """Return the bytes available without swapping (``MemAvailable``); all of it where that is unknown."""
     try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+        with open("/proc/meminfo", "rb") as file:
+            return _kibibytes(file.read(), b"MemAvailable:") * 1024 or physical_bytes()
     except OSError:
         return physical_bytes()
-    return physical_bytes()
 
 
 def _peak_of_rusage() -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import select
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -74,7 +73,9 @@ def print_error(error: BaseException) -> None:
         if isinstance(error, EXPLAINED) and not traceback_wanted():
             print_message(f"error: {describe(error)}")
             return
-        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        from traceback import format_exception
+
+        lines = format_exception(type(error), error, error.__traceback__)
         emit("".join(lines).rstrip("\n"), err=True)
         if sys.version_info < (3, 11):
             for note in getattr(error, "__notes__", ()):

@@ -6,7 +6,6 @@ No torch, no megatron: planning is free.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +15,8 @@ import click
 from mindspeed_core.discovery.host import DEFAULT_HOST
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from mindspeed_core.registry import Registry
     from mindspeed_core.resolver.plan import Plan
 

@@ -7,11 +7,14 @@ biases by distance. Whoever declares these flags need not be installed.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_cp.algorithms import ADAPTIVE
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
 
 _PACKED = (7, 8)
 _PREFIX = (5, 6)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mindspeed_core.feature import Flag
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 
 @dataclass(frozen=True)

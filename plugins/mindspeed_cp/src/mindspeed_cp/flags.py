@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import Flag, dest_of
@@ -21,6 +21,9 @@ from mindspeed_cp.algorithms import (
 from mindspeed_cp.attention_flags import kept_policy
 from mindspeed_cp.checked_flag import CheckedFlag
 from mindspeed_cp.mask_flags import DOCUMENT_FLAGS, LAYOUT_FLAGS, MASK_FLAGS
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 
 def _heads(args: Namespace) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from mindspeed_core.feature import Flag, dest_of
 from mindspeed_cp.algorithms import ADAPTIVE, FETCHING
 from mindspeed_cp.checked_flag import CheckedFlag
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 
 def _document_length(args: Namespace) -> Iterator[str]:

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mindspeed_models.model_names import CONFIG_FILE as NAME
 from mindspeed_models.recipe import RecipeError
-
-NAME = "config.json"
 
 
 def read_config(path: str | Path, flag: str = "--model-config") -> dict[str, Any]:

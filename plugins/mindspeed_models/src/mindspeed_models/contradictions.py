@@ -9,7 +9,6 @@ from typing import Any
 from mindspeed_models.model_plan import ALIBI
 from mindspeed_models.recipe import ModelPlan
 
-OVERRIDE = "--override-model-config"
 _OF_FILES = ("vocab_size",)
 """Arguments that a tokenizer or a padding may change without changing the model."""
 _ALIBI_KIND, _OF_ROOTS = "alibi_fusion_attn_type", 3

@@ -12,14 +12,9 @@ from mindspeed_core.discovery.extensions import installed_extensions
 from mindspeed_core.errors import guess
 from mindspeed_models.config_file import NAME, read_config
 from mindspeed_models.extension_points import RECIPES
+from mindspeed_models.model_names import BUILT_IN
 from mindspeed_models.model_plan import ModelPlan
 from mindspeed_models.recipe import Config, Recipe, RecipeError
-
-BUILT_IN = (
-    *("llama", "llama3", "qwen2", "qwen3", "qwen_moe", "mistral", "mixtral", "deepseek_v2", "deepseek_v3"),
-    *("gemma", "aquila", "baichuan", "bloom", "internlm"),
-)
-"""Modules of `mindspeed_models.recipes`."""
 
 
 def families() -> dict[str, Recipe]:
@@ -31,12 +26,6 @@ def families() -> dict[str, Recipe]:
         for recipe in (contributed,) if isinstance(contributed, Recipe) else contributed:
             found.setdefault(recipe.name, recipe)
     return found
-
-
-def family_names() -> list[str]:
-    """Return the names of families for a help text; packages of others are not imported for it."""
-    own = [recipe.name for module in BUILT_IN for recipe in _module(module) if not recipe.refused]
-    return [*own, *(name for name in installed_extensions(RECIPES).names() if name not in own)]
 
 
 def family_of(config: Config, where: str = NAME) -> Recipe:

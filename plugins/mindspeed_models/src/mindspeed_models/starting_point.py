@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_megatron.tracker import TRACKER
-from mindspeed_models.config_file import NAME
+from mindspeed_models.model_names import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 LOAD, PRETRAINED = "--load", "--pretrained-checkpoint"
 
@@ -23,9 +24,11 @@ def folders(args: Any) -> list[tuple[str, str]]:
 
 def is_model_folder(folder: str) -> bool:
     """Return whether a folder is one of Hugging Face: ``config.json``, and no checkpoint of a training."""
+    from pathlib import Path
+
     try:
         path = Path(folder)
-        return (path / NAME).is_file() and not (path / TRACKER).is_file()
+        return (path / CONFIG_FILE).is_file() and not (path / TRACKER).is_file()
     except (OSError, ValueError):
         # A name that is too long or holds a null byte.
         return False
@@ -39,6 +42,8 @@ def starting_folder(args: Namespace, *, training: bool) -> tuple[str, str] | Non
     Raises:
         CheckpointError: a run that trains would begin before what ``--save`` or ``--run-dir`` holds.
     """
+    from pathlib import Path
+
     from mindspeed_train.interface import check_start, on_first_rank, publish
 
     def choose() -> tuple[str, str] | None:

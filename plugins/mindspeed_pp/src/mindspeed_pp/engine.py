@@ -13,13 +13,14 @@ import torch.distributed as dist
 from mindspeed_core.errors import UserError
 from mindspeed_megatron.saved_weights import keep_saved_weights
 from mindspeed_megatron.unwrap import chunks_of
+from mindspeed_pp.asked import FLAG, WAVES, message_timeout
 from mindspeed_pp.half_precision import OWNER, convert_at_ends
 from mindspeed_pp.indexed_batches import IndexedBatches
 from mindspeed_pp.likeness import compare
 from mindspeed_pp.lint import Findings, lint
 from mindspeed_pp.mail import DOWN, UP, Mail, StuckError, warm_up
 from mindspeed_pp.named import functions_of
-from mindspeed_pp.plan import FLAG, WAVES, Plan, message_timeout, without_pairs
+from mindspeed_pp.plan import Plan, without_pairs
 from mindspeed_pp.positions import Positions, announcer, described
 from mindspeed_pp.profiling import Profiling
 from mindspeed_pp.reductions import finalize

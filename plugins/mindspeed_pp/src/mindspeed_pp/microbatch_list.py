@@ -8,12 +8,10 @@ from typing import Any
 
 from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_pp.actions import A, Action, F
+from mindspeed_pp.asked import LIST_FLAG, MANUAL_FLAG, ORDERS_FLAG
 from mindspeed_pp.lint import lint
 from mindspeed_pp.rule import Context, Rule
 
-PERF_FLAG, LIST_FLAG, ORDERS_FLAG = "--automated-pipeline-perf", "--optimized-mbs-list", "--pp-schedule-list"
-SWITCH_FLAG, OPTIMIZED_FLAG, MANUAL_FLAG = "--optimized-mbs-mode", "--optimized-pipeline", "--manual-mbs"
-INDEX_FLAG = "--mbs-idx"
 EXAMPLES: Mapping[str, tuple[int, tuple[int, ...]]] = {
     "example-config-1": (4, (1, 2, 3, 4, *(5,) * 9, 4, 3, 2)),
     "example-config-2": (8, (1, 2, 2, 3, 4, *(5,) * 13, 4, 4, 3, 3, 3, 2)),

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
+from mindspeed_pp.asked import AUTO, FLAG, TIMES_FROM_FLAG
 from mindspeed_pp.choice import CANDIDATES, shortest
 from mindspeed_pp.lint import lint
-from mindspeed_pp.plan import AUTO, FLAG, TIMES_FROM_FLAG, Plan
+from mindspeed_pp.plan import Plan
 from mindspeed_pp.recorder import UNMEASURED, Batch, Recorder, gathered, write_profile
 from mindspeed_pp.registry import rule_named
 from mindspeed_pp.schedule import Schedule

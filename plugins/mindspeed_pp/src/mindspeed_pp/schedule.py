@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import UserError
 from mindspeed_pp.actions import (
@@ -23,6 +23,10 @@ from mindspeed_pp.actions import (
     parse_action,
 )
 from mindspeed_pp.placement import Placement
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 Orders = tuple[tuple[Action, ...], ...]
 
@@ -177,6 +181,8 @@ def parse_schedule(text: str, where: str = "schedule") -> Schedule:
     Raises:
         UserError: a line cannot be read; the message names it.
     """
+    from pathlib import Path
+
     name, microbatches, copies = "", 0, 1
     ranks: tuple[int, ...] = ()
     orders: dict[int, tuple[Action, ...]] = {}

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_pp.placement import Placement, loop
-from mindspeed_pp.plan import planned, said_chunks
+from mindspeed_pp.asked import said_chunks
+
+if TYPE_CHECKING:
+    from mindspeed_pp.placement import Placement
+
 
 NOOP, ROWS, LIST = "--noop-layers", "--pipeline-num-transformer-layers", "--num-layer-list"
 _TOKEN = re.compile(r"\s*(\d+|[\[\],*])")
@@ -97,6 +100,9 @@ def layers_of_stages(args: Any) -> tuple[list[int], int]:
     Raises:
         ArgumentError: the flag does not go with the sizes of the model and its pipeline.
     """
+    from mindspeed_pp.placement import loop
+    from mindspeed_pp.plan import planned
+
     ranks = args.pipeline_model_parallel_size or 1
     chunks = said_chunks(args) or 1
     plan = planned(args)

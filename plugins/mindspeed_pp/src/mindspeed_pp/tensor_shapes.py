@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.errors import ArgumentError, UserError
+from mindspeed_pp.asked import SHAPES_FLAG
 
 if TYPE_CHECKING:
     from mindspeed_core.run import BoundarySchema
 
-SHAPES_FLAG = "--pipeline-tensor-shapes"
 DTYPES: Mapping[str, str] = {
     "bf16": "bfloat16",
     "fp16": "float16",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 LEVELS = ("level0", "level1", "level2")
 ALL_RANKS = -1
@@ -61,6 +64,8 @@ class ProfileOptions:
     @classmethod
     def of(cls, args: Any) -> ProfileOptions:
         """Read the parsed arguments."""
+        from pathlib import Path
+
         return cls(
             start=args.profile_step_start,
             end=args.profile_step_end,

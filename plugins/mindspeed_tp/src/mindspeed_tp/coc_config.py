@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,6 +28,8 @@ def shapes_of(path: str | None) -> tuple[tuple[Shape, int], ...]:
     Raises:
         CoCConfigError: the file cannot be read or has an entry that is none.
     """
+    from pathlib import Path
+
     if path is None:
         return ()
     try:
@@ -42,6 +42,8 @@ def shapes_of(path: str | None) -> tuple[tuple[Shape, int], ...]:
 
 @lru_cache(maxsize=8)
 def _shapes_in(text: str) -> tuple[tuple[Shape, int], ...]:
+    import json
+
     table = json.loads(text)
     if not isinstance(table, Mapping):
         raise CoCConfigError("holds no object; write shapes and numbers of parts, {'[m, k, n]': 4}")

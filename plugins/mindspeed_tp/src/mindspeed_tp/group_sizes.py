@@ -7,7 +7,6 @@ from typing import Any
 
 from mindspeed_core.errors import RefusedValue
 from mindspeed_megatron.group_options import NAMES
-from mindspeed_tp.model_sizes import ModelSizes
 
 Numbers = tuple[tuple[str, int], ...]
 """Names of groups with a number each, in the order given."""
@@ -65,6 +64,8 @@ def adaptive_sizes(args: Any) -> dict[str, int]:
     Args:
         args: with sizes of the model and its layout.
     """
+    from mindspeed_tp.model_sizes import ModelSizes
+
     sizes = ModelSizes.of(args)
     t = args.tensor_model_parallel_size
     x, y = getattr(args, "tp_x", 1), getattr(args, "tp_y", 1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mindspeed_tp.coc_config import shapes_of
-from mindspeed_tp.plan import DIRECT, FUSED, PARTS, RING, Execution, LinearPlan, LinearPlans
+if TYPE_CHECKING:
+    from mindspeed_tp.plan import Execution, LinearPlans
+
 
 LINEARS, COC, MC2, RECOMPUTE = "tp-linear", "coc", "mc2", "recompute-comm"
 GRID, UNEVEN = "tp-2d", "unaligned-linear"
@@ -20,6 +21,9 @@ PARTS_WITHOUT_KERNEL = 4
 
 def execution_of(args: Any, active: Container[str]) -> Execution:
     """Return who executes products with communication."""
+    from mindspeed_tp.coc_config import shapes_of
+    from mindspeed_tp.plan import DIRECT, FUSED, PARTS, Execution
+
     if MC2 in active:
         return Execution(FUSED)
     if COC not in active:
@@ -46,6 +50,8 @@ def linear_plans(args: Any, active: Container[str]) -> LinearPlans:
     On a grid both linears gather and scatter, and one of the two is hidden: the sum of a column linear,
     which is the wider one, and the gather of a row linear.
     """
+    from mindspeed_tp.plan import PARTS, RING, Execution, LinearPlan, LinearPlans
+
     execution = execution_of(args, active)
     if GRID not in active:
         plan = LinearPlan(gather=execution, reduce=execution, adjoint=execution)

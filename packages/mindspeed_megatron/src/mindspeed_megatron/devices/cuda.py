@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_core.discovery.installed import package_file
@@ -18,6 +17,8 @@ from mindspeed_megatron.devices.accelerator import AcceleratorPlatform
 from mindspeed_megatron.devices.without_te import patches_without_te
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mindspeed_core.platforms.platform import StepBytes
 
 _BUILT_FOR = re.compile(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
@@ -37,6 +38,8 @@ class CudaPlatform(AcceleratorPlatform):
         """Look for device files and a torch that was built for CUDA; imports nothing."""
         if os.environ.get(cls.visible_devices, "0").strip() in ("", "-1"):
             return Availability(False, f"{cls.visible_devices} hides every device")
+        from pathlib import Path
+
         count = _device_files(Path("/dev"))
         if not count:
             return Availability(False, "no NVIDIA device file in /dev")
@@ -53,6 +56,8 @@ class CudaPlatform(AcceleratorPlatform):
 
     def driver(self) -> str:
         """Return the version of the kernel driver."""
+        from pathlib import Path
+
         return first_match(Path("/proc/driver/nvidia/version"), r"(?:Kernel Module|for \S+)\s+([\d.]+)")
 
     def energy(self) -> float | None:

@@ -13,8 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_core.discovery.installed import installed_version
 from mindspeed_core.errors import SessionError, UserError
@@ -25,6 +24,9 @@ from mindspeed_core.platforms.platform import Availability, OpeningSession
 from mindspeed_megatron.devices.accelerator import AcceleratorPlatform
 from mindspeed_megatron.devices.cann import libraries_missing
 from mindspeed_megatron.devices.without_te import patches_without_te
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _CALLS = "mindspeed_megatron.devices.cuda_calls:"
 _LEFT_OUT = (
@@ -97,6 +99,8 @@ class NpuPlatform(AcceleratorPlatform):
         missing = libraries_missing()
         if missing:
             return Availability(False, missing)
+        from pathlib import Path
+
         count = device_files(Path("/dev"))
         if not count:
             return Availability(False, "no Ascend device file (/dev/davinci0) on this machine")
@@ -110,6 +114,8 @@ class NpuPlatform(AcceleratorPlatform):
 
     def driver(self) -> str:
         """Return the version of the driver, where it is installed in its usual place."""
+        from pathlib import Path
+
         return first_match(Path("/usr/local/Ascend/driver/version.info"), r"^Version=(.+)$")
 
     def patches(self) -> Sequence[Patch]:

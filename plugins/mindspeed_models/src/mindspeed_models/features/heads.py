@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
-from mindspeed_models.features.head_proofs import BIAS_PROOFS, EMBEDDING_PROOFS, HEAD_PROOFS, Z_LOSS_PROOFS
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, hookimpl
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -53,7 +52,7 @@ class NormHead(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = True
-    verify = HEAD_PROOFS
+    verify = Proofs("mindspeed_models.features.head_proofs:HEAD_PROOFS")
 
     @classmethod
     def model_facts(cls, args: Any) -> Mapping[str, Any]:
@@ -84,7 +83,7 @@ class EmbeddingNorm(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = True
-    verify = EMBEDDING_PROOFS
+    verify = Proofs("mindspeed_models.features.head_proofs:EMBEDDING_PROOFS")
 
     @classmethod
     def model_facts(cls, args: Any) -> Mapping[str, Any]:
@@ -125,7 +124,7 @@ class ZLoss(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = Z_LOSS_PROOFS
+    verify = Proofs("mindspeed_models.features.head_proofs:Z_LOSS_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
@@ -184,7 +183,7 @@ class AttentionBias(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = True
-    verify = BIAS_PROOFS
+    verify = Proofs("mindspeed_models.features.head_proofs:BIAS_PROOFS")
 
     @classmethod
     def model_facts(cls, args: Any) -> Mapping[str, Any]:

@@ -7,8 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, hookimpl
-from mindspeed_models.features.instruction_proofs import PROOFS
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Scenario, hookimpl
 
 _FLAG, _VARIABLE, _BUCKETS = "--is-instruction-dataset", "--variable-seq-lengths", "--seq-length-buckets"
 _PACK, _GROUP, _ORDER = "--pack-samples", "--group-by-length", "--no-shuffle"
@@ -80,7 +79,7 @@ class InstructionData(Feature):
     fake_tensors: ClassVar[bool | None] = True
     deterministic = True
     affects_checkpoint = False
-    verify: ClassVar[Sequence[Scenario]] = PROOFS
+    verify: ClassVar[Sequence[Scenario]] = Proofs("mindspeed_models.features.instruction_proofs:PROOFS")
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
-from mindspeed_models.features.lora_proofs import LORA_PROOFS
+from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, hookimpl
 from mindspeed_models.lora.options import (
     ADAPTER,
     ALPHA,
@@ -23,9 +21,10 @@ from mindspeed_models.lora.options import (
     TARGETS,
     LoraOptions,
 )
-from mindspeed_models.lora.targets import fused, lacking, modules_of
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from mindspeed_core.run import Run
     from mindspeed_core.session import Session
 
@@ -84,7 +83,7 @@ class Lora(Feature):
     deterministic = True
     affects_checkpoint = True
     docs = "mindspeed_models:docs/lora.md"
-    verify = LORA_PROOFS
+    verify = Proofs("mindspeed_models.features.lora_proofs:LORA_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
@@ -94,6 +93,8 @@ class Lora(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse names, sizes and linears that adapters cannot have."""
+        from mindspeed_models.lora.targets import lacking, modules_of
+
         if not args.lora_target_modules:
             return (f"{LOAD} {args.lora_load}: name the linears of its adapters with {TARGETS}",)
         found = []
@@ -133,6 +134,8 @@ class Lora(Feature):
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Say what a name of a part stands for."""
+        from mindspeed_models.lora.targets import fused
+
         return [
             f"{TARGETS} {' '.join(parts)}: megatron-core computes it with others in {whole}, whose "
             "adapter updates them together"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.feature import Feature, Flag, hookimpl
-from mindspeed_models.config_file import read_config
-from mindspeed_models.contradictions import OVERRIDE, contradictions
-from mindspeed_models.families import family_names, family_of, named_model
-from mindspeed_models.features.recipe_proofs import GATE_PROOFS, PADDING_PROOFS, RECIPE_PROOFS
-from mindspeed_models.recipe import Config, ModelPlan, Recipe, RecipeError
-from mindspeed_models.starting_point import folders, is_model_folder, starting_folder
+from mindspeed_core.feature import Feature, Flag, Proofs, hookimpl
+from mindspeed_models.model_names import OVERRIDE, family_names
+
+if TYPE_CHECKING:
+    from mindspeed_models.recipe import Config, ModelPlan, Recipe
 
 _MODEL, _CONFIG = "--model", "--model-config"
 _PADDED, _ADDED = "--pad-vocab-size-to", "--added-token-num"
@@ -49,17 +47,21 @@ class ModelRecipes(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = RECIPE_PROOFS
+    verify = Proofs("mindspeed_models.features.recipe_proofs:RECIPE_PROOFS")
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
         """Return whether a model is named, by a flag or by the folder that is loaded."""
+        from mindspeed_models.starting_point import folders
+
         named = getattr(args, "model", None) or getattr(args, "model_config", None)
         return bool(named) or bool(folders(args))
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
         """Return the flags of the model."""
+        from mindspeed_models.recipe import RecipeError
+
         if not cls.enabled(args):
             return {}
         try:
@@ -77,6 +79,9 @@ class ModelRecipes(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse flags that describe another model, each with both values."""
+        from mindspeed_models.contradictions import contradictions
+        from mindspeed_models.recipe import RecipeError
+
         try:
             found = described(args)
         except RecipeError as error:
@@ -105,6 +110,8 @@ class ModelRecipes(Feature):
     @hookimpl
     def load_checkpoint(self, run: Any, source: str | None) -> Any:
         """Load a Hugging Face folder; anything else is left to the host."""
+        from mindspeed_models.starting_point import is_model_folder, starting_folder
+
         if run.session.platform.dry_run:
             return None
         training = run.optimizer is not None
@@ -129,7 +136,7 @@ class PaddedVocabulary(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = PADDING_PROOFS
+    verify = Proofs("mindspeed_models.features.recipe_proofs:PADDING_PROOFS")
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
@@ -172,7 +179,7 @@ class NoGate(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
-    verify = GATE_PROOFS
+    verify = Proofs("mindspeed_models.features.recipe_proofs:GATE_PROOFS")
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
@@ -191,6 +198,8 @@ def described(args: Any) -> tuple[Recipe, ModelPlan] | None:
     Raises:
         RecipeError: it is no model that is known, or its ``config.json`` is wrong.
     """
+    from mindspeed_models.families import family_of, named_model
+
     model = getattr(args, "model", None)
     named = named_model(model) if model else None
     config = _config(args, None if named is None else named[1])
@@ -202,6 +211,9 @@ def described(args: Any) -> tuple[Recipe, ModelPlan] | None:
 
 def _config(args: Any, of_size: Config | None) -> Config | None:
     """Return the configuration: of ``--model-config``, of ``--model``, or of what is loaded."""
+    from mindspeed_models.config_file import read_config
+    from mindspeed_models.starting_point import folders
+
     given = getattr(args, "model_config", None)
     if given:
         return read_config(given, _CONFIG)
@@ -211,6 +223,8 @@ def _config(args: Any, of_size: Config | None) -> Config | None:
 
 
 def _origin(args: Any) -> str:
+    from mindspeed_models.starting_point import folders
+
     if getattr(args, "model_config", None):
         return f"{_CONFIG} {args.model_config}"
     if getattr(args, "model", None):

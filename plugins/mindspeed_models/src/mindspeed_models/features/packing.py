@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from mindspeed_core.feature import Feature, Flag, Requirement, Scenario
-from mindspeed_models.features.instruction_proofs import PACKED_PROOFS
+from mindspeed_core.feature import Feature, Flag, Proofs, Requirement, Scenario
 
 _FLAG = "--pack-samples"
 
@@ -43,7 +42,9 @@ class PackSamples(Feature):
     fake_tensors: ClassVar[bool | None] = False
     deterministic = True
     affects_checkpoint = False
-    verify: ClassVar[Sequence[Scenario]] = PACKED_PROOFS
+    verify: ClassVar[Sequence[Scenario]] = Proofs(
+        "mindspeed_models.features.instruction_proofs:PACKED_PROOFS"
+    )
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mindspeed_models.lora.targets import modules_of, roles_of
-
 NAME: Final = "lora"
 """Name of the feature, and of its record in checkpoints."""
 TARGETS, RANK, ALPHA, DROPOUT = "--lora-target-modules", "--lora-r", "--lora-alpha", "--lora-dropout"
@@ -66,6 +64,8 @@ class LoraOptions:
         Raises:
             ValueError: a name means nothing.
         """
+        from mindspeed_models.lora.targets import modules_of, roles_of
+
         return cls(
             roles_of(
                 args.lora_target_modules or (), latent=bool(getattr(args, "multi_latent_attention", False))

@@ -6,7 +6,6 @@ values together, one beside ``linear_fc1`` gate and up projection.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -145,5 +144,7 @@ def fused(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, known, n=2)
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=2)
     return f"did you mean {' or '.join(close)}?" if close else f"names are {', '.join(known)}"

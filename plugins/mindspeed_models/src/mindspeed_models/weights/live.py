@@ -29,8 +29,9 @@ from mindspeed_megatron import model_state
 from mindspeed_megatron.unwrap import unwrap
 from mindspeed_megatron.vocabulary import settle_vocabulary
 from mindspeed_models.config_file import read_config
-from mindspeed_models.contradictions import OVERRIDE, contradictions, with_given
+from mindspeed_models.contradictions import contradictions, with_given
 from mindspeed_models.families import described_model
+from mindspeed_models.model_names import OVERRIDE
 from mindspeed_models.recipe import ModelPlan, Recipe, RecipeError
 from mindspeed_models.weights.hf_files import HfFiles, shown
 from mindspeed_models.weights.reader import EMBEDDING, VOCABULARY, TableReader

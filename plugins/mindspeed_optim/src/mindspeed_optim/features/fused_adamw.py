@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,8 @@ from mindspeed_optim.features.proofs import (
 )
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from mindspeed_core.session import Session
 
 FUSED_ADAM = "fused_adam"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ from mindspeed_optim.muon.options import (
 )
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from mindspeed_core.session import Session
 
 MUON, DIST_MUON = "muon", "dist_muon"

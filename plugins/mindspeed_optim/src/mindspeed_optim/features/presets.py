@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,8 @@ from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Requirement, S
 from mindspeed_optim.features.proofs import BF16, PLAIN, SHARDED
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from mindspeed_core.session import Session
 
 _TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")

@@ -7,8 +7,7 @@ from typing import Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, hookimpl
-from mindspeed_pp.plan import asked_for, asked_rule, planned
-from mindspeed_pp.schedules.chimera import COPIES_FLAG, chimera
+from mindspeed_pp.asked import COPIES_FLAG, asked_for
 
 _DECOUPLE = "--chimera-decouple-bw"
 _ONE_MODEL = "the copies of a stage are on several pipeline ranks; drop it, or use another schedule"
@@ -101,6 +100,8 @@ class Chimera(Feature):
     @hookimpl(wrapper=True)
     def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
         """Let a rank build one chunk for each copy."""
+        from mindspeed_pp.plan import planned
+
         config = yield
         plan = planned(args)
         assert plan is not None
@@ -110,6 +111,8 @@ class Chimera(Feature):
     @hookimpl(wrapper=True)
     def build_process_groups(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Create a group for each stage, of the data-parallel ranks of all its copies."""
+        from mindspeed_pp.plan import planned
+
         pg = yield
         from mindspeed_pp.copies import create_groups
 
@@ -121,6 +124,8 @@ class Chimera(Feature):
     @hookimpl(wrapper=True)
     def build_model(self, session: Any, args: Any, pg: Any) -> Generator[None, Any, Any]:
         """Describe copies as replicas in checkpoints, and count their gradients once."""
+        from mindspeed_pp.plan import planned
+
         chunks = yield
         from mindspeed_pp.copies import mark_copies
 
@@ -133,6 +138,8 @@ class Chimera(Feature):
     @hookimpl(wrapper=True)
     def build_optimizer(self, session: Any, args: Any, pg: Any) -> Generator[None, Any, Any]:
         """Let the distributed optimizer shard over all copies."""
+        from mindspeed_pp.plan import planned
+
         optimizer = yield
         if args.use_distributed_optimizer:
             from mindspeed_pp.copies import sharded_over_copies
@@ -146,6 +153,7 @@ class Chimera(Feature):
     def wrap_ddp(self, session: Any, args: Any, config: Any, ddp_config: Any, model: Any, pg: Any) -> Any:
         """Reduce the gradients of each stage over all its copies, which begin alike."""
         from mindspeed_pp.copies import wrapped_over_copies
+        from mindspeed_pp.plan import planned
 
         plan = planned(args)
         assert plan is not None
@@ -153,9 +161,13 @@ class Chimera(Feature):
 
 
 def _is_chimera(args: Any) -> bool:
+    if not asked_for(args):
+        return False
+    from mindspeed_pp.plan import asked_rule
+
     try:
         rule = asked_rule(args)
     except UserError:
         # The engine says what is wrong with it.
         return False
-    return rule is not None and rule.name == chimera.name
+    return rule is not None and rule.name == "chimera"

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, TakeOver, hookimpl
-from mindspeed_pp.lint import lint
-from mindspeed_pp.named import functions_of
-from mindspeed_pp.plan import (
+from mindspeed_pp.asked import (
     AUTO,
+    BUILT_IN,
     FILE_FLAG,
     FLAG,
     GREEDY,
@@ -24,16 +23,12 @@ from mindspeed_pp.plan import (
     TIMES_FROM_FLAG,
     WEIGHTS_FLAG,
     asked_for,
-    asked_rule,
     message_timeout,
     one_stage,
     pairs_asked,
-    planned,
     recompute_flag,
     said_chunks,
-    without_pairs,
 )
-from mindspeed_pp.schedules import BUILT_IN
 
 if TYPE_CHECKING:
     from mindspeed_core.run import ChunkPlace
@@ -41,7 +36,7 @@ if TYPE_CHECKING:
 ENGINE = "pp-engine"
 _STREAMS, _WARM_UP = "--use-multi-stream", "overlap_warmup_cooldown_communication"
 _SWAP, _DETACH = "--use-nanopipe-swap", "--dualpipev-dw-detach"
-_WITHOUT_TIMES = {rule.name for rule in BUILT_IN} - {"list", "chimera"}
+_WITHOUT_TIMES = set(BUILT_IN) - {"list", "chimera"}
 """Schedules whose order does not depend on the times of passes."""
 RECOMPUTE_FLAG = "--pipeline-recompute"
 _AUTOGRAD = "its hooks expect the order of autograd; drop one of the two"
@@ -66,7 +61,7 @@ class PipelineSchedule(Feature):
         Flag(
             FLAG,
             type=str,
-            choices=(AUTO, *(rule.name for rule in BUILT_IN)),
+            choices=(AUTO, *BUILT_IN),
             choices_from="pp.schedules",
             help="Order of forward and backward passes over pipeline stages.",
         ),
@@ -167,6 +162,8 @@ class PipelineSchedule(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse sizes that the schedule does not go with."""
+        from mindspeed_pp.plan import planned
+
         ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
         asked = next(iter(asked_for(args)))
         if ranks < 2:
@@ -224,6 +221,8 @@ class PipelineSchedule(Feature):
     @classmethod
     def unread(cls, args: Any) -> Mapping[str, str]:
         """Return options that belong to another schedule, or to a flag that is not given."""
+        from mindspeed_pp.plan import planned
+
         plan, found = planned(args), {}
         assert plan is not None
         rule, asked = plan.rule.name, next(iter(asked_for(args)))
@@ -247,6 +246,8 @@ class PipelineSchedule(Feature):
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Say which schedule trains, and which one the simulator finds shorter."""
+        from mindspeed_pp.plan import asked_rule
+
         rule = asked_rule(args)
         assert rule is not None
         better = None if pairs_asked(args) else _BETTER.get(rule.name)
@@ -257,6 +258,8 @@ class PipelineSchedule(Feature):
     @hookimpl(wrapper=True)
     def validate_arguments_early(self, args: Any) -> Generator[None, Any, Any]:
         """Cut the model into as many chunks as the schedule has where no flag says it."""
+        from mindspeed_pp.plan import asked_rule
+
         given = yield
         rule = asked_rule(given)
         assert rule is not None
@@ -267,6 +270,10 @@ class PipelineSchedule(Feature):
     @hookimpl(wrapper=True)
     def validate_arguments(self, args: Any) -> Generator[None, Any, Any]:
         """Refuse schedules that cannot run with the batch."""
+        from mindspeed_pp.lint import lint
+        from mindspeed_pp.named import functions_of
+        from mindspeed_pp.plan import planned, without_pairs
+
         validated = yield
         plan = planned(validated)
         assert plan is not None
@@ -285,6 +292,8 @@ class PipelineSchedule(Feature):
     @hookimpl(wrapper=True)
     def process_group_options(self, args: Any) -> Generator[None, Any, Any]:
         """Name the rank that holds both embedding and output layer."""
+        from mindspeed_pp.plan import planned
+
         options = yield
         plan = planned(args)
         assert plan is not None
@@ -308,6 +317,8 @@ class PipelineSchedule(Feature):
     @hookimpl
     def place_chunks(self, args: Any, pp_rank: int, pp_size: int) -> tuple[ChunkPlace, ...] | None:
         """Place chunks where the schedule wants them."""
+        from mindspeed_pp.plan import planned
+
         plan = planned(args)
         if plan is None or plan.placement.is_loop or pp_size != plan.ranks:
             return None
@@ -327,6 +338,8 @@ class PipelineSchedule(Feature):
     @hookimpl(wrapper=True)
     def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
         """Put the layers of each stage where the schedule wants the stage."""
+        from mindspeed_pp.plan import planned
+
         config = yield
         plan = planned(args)
         assert plan is not None
@@ -351,6 +364,8 @@ class PipelineSchedule(Feature):
     @hookimpl
     def get_forward_backward(self, args: Any, config: Any, pg: Any, run: Any) -> Callable[..., Any]:
         """Return the schedule."""
+        from mindspeed_pp.plan import planned
+
         plan = planned(args)
         assert plan is not None
         from mindspeed_pp.engine import Engine

@@ -7,8 +7,7 @@ from typing import Any
 
 from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, Resume, Scenario, hookimpl
-from mindspeed_pp.features.proofs import scheduled
-from mindspeed_pp.microbatch_list import (
+from mindspeed_pp.asked import (
     INDEX_FLAG,
     LIST_FLAG,
     MANUAL_FLAG,
@@ -16,11 +15,9 @@ from mindspeed_pp.microbatch_list import (
     ORDERS_FLAG,
     PERF_FLAG,
     SWITCH_FLAG,
-    check_sum,
-    given_list,
-    sizes_of,
+    one_stage,
 )
-from mindspeed_pp.plan import asked_rule, one_stage, planned, times_of
+from mindspeed_pp.features.proofs import scheduled
 
 _PP2 = ("--pipeline-model-parallel-size", "2")
 _BATCH = ("--micro-batch-size", "2", "--global-batch-size", "12")
@@ -141,6 +138,9 @@ class MicrobatchSizes(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse flags that do not go together, and lists that cannot be read."""
+        from mindspeed_pp.microbatch_list import given_list
+        from mindspeed_pp.plan import asked_rule
+
         given = lambda dest: getattr(args, dest, None)  # noqa: E731
         if found := list(one_stage(args)):
             return found
@@ -182,6 +182,8 @@ class MicrobatchSizes(Feature):
     @hookimpl(wrapper=True)
     def validate_arguments(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Check the list against the batch, or search one."""
+        from mindspeed_pp.microbatch_list import check_sum, given_list, sizes_of
+
         given = yield
         if session.host.name == "megatron-lm" and given.tensor_model_parallel_size > 1:
             raise UserError(
@@ -213,6 +215,7 @@ class MicrobatchSizes(Feature):
 
     def _searched(self, args: Any, microbatches: int, size: int) -> tuple[int, ...]:
         from mindspeed_pp.list_search import shortest_list
+        from mindspeed_pp.plan import planned, times_of
 
         plan = planned(args)
         assert plan is not None

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Feature, Flag, Requirement, Resume, Scenario, hookimpl
+from mindspeed_pp.asked import SHAPES_FLAG, one_stage
 from mindspeed_pp.features.proofs import BATCH, PP2, scheduled
-from mindspeed_pp.plan import one_stage
-from mindspeed_pp.tensor_shapes import SHAPES_FLAG, is_provider, parse_shapes, schema_of
 
 if TYPE_CHECKING:
     from mindspeed_core.run import BoundarySchema
@@ -75,6 +74,8 @@ class MultiParameter(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse shapes without the flag, and descriptions that cannot be read."""
+        from mindspeed_pp.tensor_shapes import is_provider, parse_shapes
+
         if alone := one_stage(args):
             return alone
         text = getattr(args, "pipeline_tensor_shapes", None) or ""
@@ -91,4 +92,6 @@ class MultiParameter(Feature):
     @hookimpl
     def boundary_schema(self, args: Any, config: Any) -> BoundarySchema:
         """Describe the tensors between stages."""
+        from mindspeed_pp.tensor_shapes import schema_of
+
         return schema_of(args, config)

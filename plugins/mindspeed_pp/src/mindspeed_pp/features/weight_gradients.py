@@ -7,7 +7,7 @@ from typing import Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, dest_of, hookimpl
-from mindspeed_pp.plan import asked_for, asked_rule
+from mindspeed_pp.asked import asked_for
 
 OUTPUT_FLAG = "--pipeline-w-output-layer"
 _OUTPUT_DEST = "pipeline_w_output_layer"
@@ -52,17 +52,24 @@ class LaterWeightGradients(Feature):
     @classmethod
     def enabled(cls, args: Any) -> bool:
         """Return whether the schedule that is asked for computes weight gradients apart."""
+        late_output = bool(getattr(args, _OUTPUT_DEST, False))
+        if not asked_for(args):
+            return late_output
+        from mindspeed_pp.plan import asked_rule
+
         try:
             rule = asked_rule(args)
         except UserError:
             # The engine says what is wrong with it.
             return False
         splits = rule is not None and rule.splits
-        return splits or bool(getattr(args, _OUTPUT_DEST, False))
+        return splits or late_output
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse layers whose linears cannot be split, and an output layer without a weight of its own."""
+        from mindspeed_pp.plan import asked_rule
+
         if getattr(args, _OUTPUT_DEST, False):
             if not getattr(args, "untie_embeddings_and_output_weights", False):
                 return (

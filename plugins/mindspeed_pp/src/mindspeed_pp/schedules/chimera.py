@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindspeed_pp.actions import A, Action, B, F, W
+from mindspeed_pp.asked import COPIES_FLAG
 from mindspeed_pp.placement import mirrored
 from mindspeed_pp.rule import Context, schedule
 
 DECOUPLED = "decouple_bw"
 """Option: behind its last forward pass a rank computes gradients of weights where it would wait."""
-COPIES_FLAG = "--virtual-data-parallel-size"
 
 
 def refusal(p: int, v: int, m: int | None) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Feature, Flag, Resume, Scenario, hookimpl
-from mindspeed_profile.dump_options import read_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 _FLAG = "--npu-datadump"
 _TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
@@ -63,6 +64,8 @@ class DataDump(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Check the file."""
+        from mindspeed_profile.dump_options import read_options
+
         if len(args.npu_datadump) > 1:
             return (f"{_FLAG} {' '.join(args.npu_datadump)}: it takes one file at most; name one",)
         try:
@@ -74,6 +77,8 @@ class DataDump(Feature):
     @hookimpl(wrapper=True)
     def train_step(self, session: Any, run: Any) -> Generator[None, Any, Any]:
         """Dump the step, if it is chosen, with msprobe where it can, otherwise with hooks of our own."""
+        from mindspeed_profile.dump_options import read_options
+
         if session.platform.dry_run:
             return (yield)
         if self._dump is None:
@@ -92,5 +97,7 @@ class DataDump(Feature):
 
 def write_config(folder: Path) -> None:
     """Write ``dump.json``, which dumps two steps into the folder."""
+    import json
+
     content = {"dump_path": str(folder / "datadump"), "step": [0, 1]}
     (folder / "dump.json").write_text(json.dumps(content), encoding="utf-8")

@@ -9,9 +9,7 @@ from typing import Any
 from mindspeed_core.feature import Conflict, Fallback, Feature, Flag, Proofs, dest_of, hookimpl
 from mindspeed_tp.features.core import PLANNED
 from mindspeed_tp.features.formulas import GRID as GRID_BYTES
-from mindspeed_tp.model_sizes import ModelSizes
 from mindspeed_tp.options import GRID
-from mindspeed_tp.volume import LayerShape, in_words, linears, one_dimensional, table
 
 _FLAG, _FORMER = "--tp-2d", "--use-nd-matmul"
 _AG, _RS = "--enable-overlap-ag-with-matmul", "--enable-overlap-matmul-with-rs"
@@ -122,6 +120,8 @@ class TwoDimensional(Feature):
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Say what the grid communicates where one dimension would less, and what is absorbed."""
+        from mindspeed_tp.volume import LayerShape, in_words, linears, one_dimensional, table
+
         said, t = [], args.tensor_model_parallel_size
         shape = LayerShape.of(args)
         if t > 1 and linears(shape, args.tp_x, args.tp_y) > one_dimensional(shape, t):
@@ -207,6 +207,8 @@ def _uneven(size: int, name: str, parts: tuple[tuple[str, int], ...]) -> str:
 
 def _cuts(args: Any) -> Sequence[tuple[int, str, tuple[tuple[str, int], ...]]]:
     """Return what the grid divides: the size, its flag, and what divides it."""
+    from mindspeed_tp.model_sizes import ModelSizes
+
     x, y = ("--tp-x", args.tp_x), ("--tp-y", args.tp_y)
     cp = ("--context-parallel-size", getattr(args, "context_parallel_size", 1))
     sizes = ModelSizes.of(args)

@@ -10,7 +10,6 @@ from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, hookimpl
 from mindspeed_tp.features.core import PLANNED
 from mindspeed_tp.features.formulas import UNEVEN as UNEVEN_BYTES
 from mindspeed_tp.options import GRID, MC2, UNEVEN
-from mindspeed_tp.uneven.cut import Cuts
 
 _FLAG = "--unaligned-linear"
 
@@ -58,6 +57,8 @@ class UnevenLinears(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse ranks without a part, and layouts whose parts are equal by definition."""
+        from mindspeed_tp.uneven.cut import Cuts
+
         found = []
         t, cp = args.tensor_model_parallel_size, getattr(args, "context_parallel_size", 1)
         if cp > 1:
@@ -85,6 +86,8 @@ class UnevenLinears(Feature):
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Say how unequal the loads are."""
+        from mindspeed_tp.uneven.cut import Cuts
+
         t = args.tensor_model_parallel_size
         uneven = [(load, parts) for load, parts in Cuts.of(args).loads if not parts.even]
         return [f"{parts.total} {load} on {t} ranks: {100 * parts.idle:.0f} % idle" for load, parts in uneven]
@@ -112,6 +115,8 @@ class UnevenLinears(Feature):
     @hookimpl(wrapper=True)
     def build_transformer_config(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Let interleaved stages tell each other how long their parts are."""
+        from mindspeed_tp.uneven.cut import Cuts
+
         config = yield
         from mindspeed_megatron.schedule import interleaves_natively
 
@@ -123,6 +128,8 @@ class UnevenLinears(Feature):
     @hookimpl(wrapper=True)
     def build_layer_spec(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Place attention and layers."""
+        from mindspeed_tp.uneven.cut import Cuts
+
         spec = yield
         from mindspeed_tp.uneven.placement import place_uneven
 
@@ -131,6 +138,8 @@ class UnevenLinears(Feature):
     @hookimpl(wrapper=True)
     def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Change embedding, angles and output layer where positions are distributed unevenly."""
+        from mindspeed_tp.uneven.cut import Cuts
+
         model = yield
         from mindspeed_tp.uneven.placement import change_ends
 
@@ -140,6 +149,8 @@ class UnevenLinears(Feature):
     @hookimpl(wrapper=True)
     def boundary_schema(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Describe this rank's positions; both sides of a boundary have as many."""
+        from mindspeed_tp.uneven.cut import Cuts
+
         schema = yield
         cut = Cuts.of(args).sequence
         if cut is None or cut.even:

@@ -6,15 +6,15 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, hookimpl
-from mindspeed_tp.model_sizes import ModelSizes
 from mindspeed_tp.options import UNEVEN
-from mindspeed_tp.uneven.cut import Cuts
 
 _WITH_MASKS, _CHUNKS = "--embedding-with-masks", "--lm-loss-chunks"
 
 
 def _sequence(session: Any, args: Any) -> Any:
     """Return the parts of a sequence that is cut unevenly; None for equal ones."""
+    from mindspeed_tp.uneven.cut import Cuts
+
     return Cuts.of(args).sequence if UNEVEN in session.plan.names else None
 
 
@@ -95,6 +95,8 @@ class ChunkedLoss(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse numbers of parts that a sequence does not have."""
+        from mindspeed_tp.model_sizes import ModelSizes
+
         chunks, positions = args.lm_loss_chunks, ModelSizes.of(args).positions
         if not 1 <= chunks <= positions or positions % chunks:
             return (
