@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 Flags = Mapping[str, Any] | Sequence[str] | Namespace
 
 
-def parse_flags(flags: Flags, known: FlagSet, configs: Sequence[object] = ()) -> ParsedArguments:
+def parse_flags(flags: Flags, flag_set: FlagSet, configs: Sequence[object] = ()) -> ParsedArguments:
     """Read flags in any of the forms `activate` takes.
 
     Args:
         flags: a command line, a dictionary, or somebody's namespace.
-        known: the flags that exist.
+        flag_set: the flags that exist.
         configs: megatron-core's configuration objects; they say what no flag says. A dictionary or command
             line that contradicts them is wrong; a namespace is not, since the configurations were made from
             it later on.
     """
     if isinstance(flags, Namespace):
-        parsed = _as_they_are(known.parse_namespace(flags), known, flags)
-        return _with_configs(parsed, known, configs, contradictions=False)
+        parsed = _as_they_are(flag_set.parse_namespace(flags), flag_set, flags)
+        return _with_configs(parsed, flag_set, configs, contradictions=False)
     if isinstance(flags, Mapping):
-        return _with_configs(known.parse_mapping(flags), known, configs, contradictions=True)
+        return _with_configs(flag_set.parse_mapping(flags), flag_set, configs, contradictions=True)
     if isinstance(flags, (str, bytes)):
         raise TypeError("flags is one string; pass a list of arguments, shlex.split(text) for instance")
-    return _with_configs(known.parse(flags), known, configs, contradictions=True)
+    return _with_configs(flag_set.parse(flags), flag_set, configs, contradictions=True)
 
 
 def _with_configs(
-    parsed: ParsedArguments, known: FlagSet, configs: Sequence[object], *, contradictions: bool
+    parsed: ParsedArguments, flag_set: FlagSet, configs: Sequence[object], *, contradictions: bool
 ) -> ParsedArguments:
     """Fill in what the configurations say where no flag does."""
     if not configs:
@@ -57,24 +57,24 @@ def _with_configs(
     from mindspeed_core.discovery.parts import part
 
     filled: ParsedArguments = part("arguments_with_configs")(
-        parsed, known, configs, contradictions=contradictions
+        parsed, flag_set, configs, contradictions=contradictions
     )
     return filled
 
 
-def _as_they_are(parsed: ParsedArguments, known: FlagSet, namespace: Namespace) -> ParsedArguments:
+def _as_they_are(parsed: ParsedArguments, flag_set: FlagSet, namespace: Namespace) -> ParsedArguments:
     """Take over what a framework's own arguments say in its own types (a dtype, a path, an enumeration).
 
     In a library session nothing is built from them: that the host's flag could not be typed so is no mistake.
     """
-    if known.host != LIBRARY_HOST:
+    if flag_set.host != LIBRARY_HOST:
         return parsed
     args, provenance, problems = Namespace(**vars(parsed.args)), dict(parsed.provenance), []
     for problem in parsed.problems:
-        if problem.flag not in known or not known[problem.flag].owner.startswith("host "):
+        if problem.flag not in flag_set or not flag_set[problem.flag].owner.startswith("host "):
             problems.append(problem)
             continue
-        flag = known[problem.flag].flag
+        flag = flag_set[problem.flag].flag
         setattr(args, flag.dest, getattr(namespace, flag.dest))
         provenance[flag.dest] = f"flag {flag.name}"
     return replace(parsed, args=args, provenance=provenance, problems=tuple(problems))

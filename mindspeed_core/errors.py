@@ -80,9 +80,9 @@ def annotate(error: BaseException, note: str) -> None:
         error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
 
 
-def guess(name: str, known: Iterable[str]) -> str:
+def guess(name: str, candidates: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` where a known name is spelled like ``name``, otherwise nothing."""
     from difflib import get_close_matches
 
-    close = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    close = get_close_matches(name, sorted(candidates), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""

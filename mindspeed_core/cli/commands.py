@@ -94,9 +94,9 @@ def load_added(name: str, claims: Sequence[Source]) -> click.Command:
     return command
 
 
-def suggestion(name: str, known: Sequence[str]) -> str:
+def suggestion(name: str, candidates: Sequence[str]) -> str:
     """Return what may have been meant by an unknown sub-command: similar names, or all."""
     from difflib import get_close_matches
 
-    close = get_close_matches(name, known, n=3)
-    return f"Did you mean {' or '.join(close)}?" if close else f"There are: {', '.join(known)}."
+    close = get_close_matches(name, candidates, n=3)
+    return f"Did you mean {' or '.join(close)}?" if close else f"There are: {', '.join(candidates)}."

@@ -5,8 +5,7 @@ The same facts hold a requested feature back, or refuse it, when a plan is made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.platforms.selection import choose_platform, kinds_of
@@ -21,8 +20,7 @@ STATE_STYLES = {OK: "good", FALLS_BACK: "warning", LEFT_OUT: "dim", NEEDS: "bad"
 """The style of `mindspeed_core.terminal.listing` in which a state is printed."""
 
 
-@dataclass(frozen=True)
-class FeatureState:
+class FeatureState(NamedTuple):
     """State of one feature on one platform.
 
     Attributes:

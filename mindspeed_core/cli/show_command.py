@@ -160,9 +160,9 @@ def _print_flags(registry: Registry, feature: type[Feature], *, everything: bool
     )
 
 
-def _as_installed(flag: Flag, known: FlagSet, feature: str) -> tuple[object, str, str]:
+def _as_installed(flag: Flag, flag_set: FlagSet, feature: str) -> tuple[object, str, str]:
     """Return default, choices and help of a flag; of one that somebody else defines theirs too."""
-    entry = known[flag.name]
+    entry = flag_set[flag.name]
     if entry.flag.meaning() != flag.meaning():
         whole, meaning = flag, f"{flag.help} (not usable: {entry.owner} has another flag of this name)"
     else:

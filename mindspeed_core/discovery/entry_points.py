@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from mindspeed_core.discovery.distributions import Reader, entries, headers, installed_distributions
 
@@ -52,8 +52,7 @@ class BrokenPlugin:
         return f"{self.dist} {self.version} (entry point {self.entry_point}{feature}) is broken: {self.error}"
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """One entry point, not loaded yet; ``value`` is ``"module:attribute"``."""
 
     dist: str

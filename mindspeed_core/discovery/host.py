@@ -24,13 +24,13 @@ class Finding:
         severity: ``ok``, ``note`` (good to know), ``warning`` (slow or fragile), ``error`` (training cannot
             work).
         subject: what was looked at.
-        found: what is there, one sentence.
+        observed: what is there, one sentence.
         remedy: what to do, empty where nothing needs doing.
     """
 
     severity: str
     subject: str
-    found: str
+    observed: str
     remedy: str = ""
 
 

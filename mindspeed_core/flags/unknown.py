@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NO_SUCH_FLAG = "no such flag"
 
 
-def unknown_flag(option: str, known: Iterable[str], registry: Registry | None, host: str) -> Problem:
+def unknown_flag(option: str, options: Iterable[str], registry: Registry | None, host: str) -> Problem:
     """Return the problem of an option string nobody defines: who owns it, or what was meant."""
     shown = shown_option(option)
     owner = flag_owners().get(option, "")
@@ -52,7 +52,7 @@ def unknown_flag(option: str, known: Iterable[str], registry: Registry | None, h
             f"pip install {owner}",
             flag=shown,
         )
-    candidates = {**dict.fromkeys(known), **flag_owners()}
+    candidates = {**dict.fromkeys(options), **flag_owners()}
     close = get_close_matches(option[:80], candidates, n=3, cutoff=0.6)
     remedies = [f"did you mean {' or '.join(close)}?"] if close else ["see --help"]
     if registry is not None:

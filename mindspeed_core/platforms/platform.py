@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from mindspeed_core.errors import SessionError
@@ -40,24 +39,21 @@ class OpeningSession(Protocol):
         """Set an environment variable until the session closes."""
 
 
-@dataclass(frozen=True)
-class Availability:
+class Availability(NamedTuple):
     """The answer of a platform's probe: usable here or not, and one sentence why, which ``auto`` prints."""
 
     available: bool
     reason: str
 
 
-@dataclass(frozen=True)
-class MemoryFigure:
+class MemoryFigure(NamedTuple):
     """A number of bytes and the source it was read from, which is always printed beside it."""
 
     bytes: int
     source: str
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Place in which a process computes, for reports.
 
     Attributes:

@@ -14,8 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TextIO
+from typing import NamedTuple, TextIO
 from unicodedata import combining, east_asian_width
 
 from mindspeed_core.terminal.foreign_text import clean, emit
@@ -39,8 +38,7 @@ _WIDEST = 40
 """Columns that a cell may always take while others follow it; on a wide terminal it may take half of it."""
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A text with its style: bold, dim, good, warning, bad or name; empty for none."""
 
     text: str

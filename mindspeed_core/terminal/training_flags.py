@@ -7,8 +7,7 @@ No torch, no megatron: planning is free.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -26,8 +25,7 @@ UNPROCESSED_FLAGS = {"ignore_unknown_options": True}
 """Context settings of a command that takes training flags, also where the user forgot the ``--``."""
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """A plan, the arguments it was made from and where each value came from.
 
     The provenance of ``platform`` is one sentence: why this one.

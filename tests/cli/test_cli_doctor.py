@@ -138,7 +138,7 @@ def test_versions_are_compared_without_their_local_part(version, versions, verdi
 def test_a_pair_of_python_and_megatron_core_is_proven_or_expected_to_work(python, core, proven):
     versions = {**SOUND.versions, "megatron-core": core}
     findings = _severe(replace(SOUND, python=python, versions=versions), "ok")
-    (found,) = [finding.found for finding in findings if finding.subject == "megatron-core"]
+    (found,) = [finding.observed for finding in findings if finding.subject == "megatron-core"]
 
     assert found.startswith(core)
     assert (found == core) is proven

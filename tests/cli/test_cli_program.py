@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from types import ModuleType
@@ -18,6 +19,17 @@ from mindspeed_core.terminal.errors import describe, guarded
 
 def test_version_is_the_package_version(features):
     assert mindspeed_core.__version__ in features("--version").output
+
+
+def test_the_end_of_the_program_searches_for_no_garbage(monkeypatch):
+    frozen = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    main(["--version"])
+    assert frozen == []
+
+    monkeypatch.setattr(sys, "argv", ["mindspeed-features", "--version"])
+    main()
+    assert frozen == [True]
 
 
 def test_help_lists_every_sub_command(features):

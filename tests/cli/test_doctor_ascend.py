@@ -44,14 +44,14 @@ def test_an_optional_package_that_does_not_import_is_named(name):
 
     [found] = told(facts, name)
     assert found.severity == "warning"
-    assert "libx.so" in found.found
+    assert "libx.so" in found.observed
 
 
 def test_transformer_engine_works_only_where_it_imports():
     facts = replace(SOUND, torch={**SOUND.torch, "optional": {"transformer_engine": "OSError: libcudnn"}})
 
     [found] = told(facts, "transformer-engine")
-    assert "does not import" in found.found
+    assert "does not import" in found.observed
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_calls_that_a_build_does_not_take_are_named(build, calls, severities):
     found = list(ascend.check_calls(build, calls, {"9.0.0": ("2.10.0", "2.9.0.post2")}))
 
     assert [one.severity for one in found] == severities
-    text = " ".join(one.found for one in found)
+    text = " ".join(one.observed for one in found)
     assert all(call in text for call, _ in calls)
     assert ("newer than every build that was checked (up to 2.10.0)" in text) == (build == "2.99.0")
 
@@ -149,15 +149,15 @@ def test_calls_that_a_build_does_not_take_are_named(build, calls, severities):
 def test_the_doctor_reads_the_calls_of_the_build_that_is_imported():
     facts = replace(NPU, torch={**NPU.torch, "torch_npu": "ok", "unserved": [list(call) for call in CALLS]})
 
-    assert any("npu_swiglu takes no dim" in one.found for one in told(facts, "torch_npu"))
+    assert any("npu_swiglu takes no dim" in one.observed for one in told(facts, "torch_npu"))
 
 
 def test_a_generation_that_nobody_knows_is_named_with_the_rules_that_are_assumed():
     facts = replace(NPU, torch={**NPU.torch, "npu": ["Ascend910B1", "Ascend1100X1", "Ascend1100X1"]})
 
     [found] = told(facts, "npu")
-    assert "Ascend1100X1" in found.found
-    assert "rules of 910B" in found.found
+    assert "Ascend1100X1" in found.observed
+    assert "rules of 910B" in found.observed
 
 
 @pytest.fixture
@@ -204,4 +204,4 @@ def test_ports_of_the_host_and_of_devices_do_not_contradict_each_other():
 def test_a_build_that_was_compared_is_not_called_newer():
     facts = replace(NPU, torch={**NPU.torch, "torch_npu": "ok", "unserved": []})
 
-    assert not any("newer than every build" in one.found for one in told(facts, "torch_npu"))
+    assert not any("newer than every build" in one.observed for one in told(facts, "torch_npu"))

@@ -9,11 +9,16 @@ from hypothesis import strategies as st
 from loaded_logits import undescribed
 
 from mindspeed_models.families import families, named_model
+from mindspeed_models.model_names import family_names
 from mindspeed_models.recipe import ModelPlan, RecipeError
 from mindspeed_models.weights.table import QKV, Cat, Copy, Entry, WPack, clip
 from mindspeed_testing import run_world
 
 SUPPORTED = [name for name, recipe in families().items() if not recipe.refused]
+
+
+def test_the_help_names_every_family_that_is_supported():
+    assert family_names() == SUPPORTED
 
 
 def plan(groups, repeat, size):

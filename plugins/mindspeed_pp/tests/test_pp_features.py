@@ -12,6 +12,7 @@ from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.registry import Registry
 from mindspeed_core.validation import check
+from mindspeed_pp import asked, schedules
 from mindspeed_pp.features import DECLARATIONS, NoopKeys
 from mindspeed_pp.features.proofs import CHUNKS2, PP2, scheduled
 from mindspeed_pp.program import main
@@ -33,6 +34,10 @@ LISTED = (*PP2, "--optimized-mbs-list")
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
 def test_declarations_are_sound(feature):
     assert check_feature(feature) == []
+
+
+def test_the_flag_names_every_schedule_that_is_built_in():
+    assert tuple(rule.name for rule in schedules.BUILT_IN) == asked.BUILT_IN
 
 
 def test_no_symbol_is_patched():

@@ -93,13 +93,13 @@ def unset(configs: Iterable[object]) -> dict[str, tuple[Any, str]]:
 
 
 def arguments_with_configs(
-    parsed: ParsedArguments, known: FlagSet, configs: Iterable[object], *, contradictions: bool
+    parsed: ParsedArguments, flag_set: FlagSet, configs: Iterable[object], *, contradictions: bool
 ) -> ParsedArguments:
     """Fill in what configuration objects say where no flag does.
 
     Args:
         parsed: the arguments.
-        known: the flags that exist; those of features say what no configuration can.
+        flag_set: the flags that exist; those of features say what no configuration can.
         configs: dataclass instances, as in `described`.
         contradictions: a flag that says otherwise than the configurations is a problem.
     """
@@ -107,7 +107,7 @@ def arguments_with_configs(
     problems = list(parsed.problems)
     said = described(configs)
     without = {dest: default for dest, default in unset(configs).items() if dest not in said}
-    of_features = {entry.flag.dest for entry in known.entries if not entry.owner.startswith("host ")}
+    of_features = {entry.flag.dest for entry in flag_set.entries if not entry.owner.startswith("host ")}
     for dest, (value, source) in (*said.items(), *without.items()):
         if dest in of_features:
             continue
@@ -128,7 +128,7 @@ def arguments_with_configs(
         if dest in said:
             setattr(args, dest, value)
             provenance[dest] = source
-    problems += contradicted(known.features, args, provenance, {**without, **said})
+    problems += contradicted(flag_set.features, args, provenance, {**without, **said})
     return replace(parsed, args=args, provenance=provenance, problems=tuple(problems))
 
 

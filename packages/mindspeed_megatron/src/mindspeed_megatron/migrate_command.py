@@ -113,7 +113,7 @@ def _read(path: Path) -> str:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _with_files(words: tuple[str, ...], known: FlagSet) -> list[str]:
+def _with_files(words: tuple[str, ...], flag_set: FlagSet) -> list[str]:
     """Put the arguments of a YAML file in the place of ``--yaml-cfg``."""
     from mindspeed_megatron.migrate.yaml_arguments import flags_of_file
 
@@ -123,7 +123,7 @@ def _with_files(words: tuple[str, ...], known: FlagSet) -> list[str]:
         word = rest.pop(0)
         name, equals, inline = word.partition("=")
         if name == "--yaml-cfg" and (equals or rest):
-            found += flags_of_file(Path(inline if equals else rest.pop(0)), known)
+            found += flags_of_file(Path(inline if equals else rest.pop(0)), flag_set)
         else:
             found.append(word)
     return found

@@ -75,7 +75,7 @@ def test_the_doctor_counts_and_names_what_changed(newer):
     (finding,) = check_touch_points(Facts(survey=found))
 
     assert finding.severity == "warning"
-    assert finding.found == (
+    assert finding.observed == (
         f"{NEWER} is unknown: 1 of {found.points} touch points changed since {found.compared}: "
         "transformer.moe.moe_utils.sinkhorn is gone"
     )
@@ -86,7 +86,7 @@ def test_the_doctor_notes_an_unknown_version_in_which_nothing_changed(newer):
     (finding,) = check_touch_points(Facts(survey=newer()))
 
     assert finding.severity == "note"
-    assert ": 0 of " in finding.found
+    assert ": 0 of " in finding.observed
 
 
 def test_a_run_that_uses_nothing_of_it_warns_and_goes_on(newer, caplog, monkeypatch):

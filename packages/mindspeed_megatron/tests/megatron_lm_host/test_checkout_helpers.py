@@ -62,29 +62,29 @@ def test_a_file_of_another_python_is_an_error_that_names_both(tree):
     found = finding()
 
     assert found.severity == ERROR
-    assert f"{OTHER} belongs to another Python: this one loads {wanted_name()}" in found.found
-    assert f"writes {OTHER}" in found.found
+    assert f"{OTHER} belongs to another Python: this one loads {wanted_name()}" in found.observed
+    assert f"writes {OTHER}" in found.observed
 
 
 def test_no_file_is_an_error_where_make_would_build_one_for_another_python(tree):
     config_of(tree, ".cpython-39-x86_64-linux-gnu.so")
 
     assert finding().severity == ERROR
-    assert "not compiled" in finding().found
+    assert "not compiled" in finding().observed
 
 
 def test_no_file_is_a_note_where_make_builds_the_right_one(tree):
     config_of(tree, wanted_name().removeprefix("helpers_cpp"))
 
     assert finding().severity == NOTE
-    assert "a script compiles" in finding().found
+    assert "a script compiles" in finding().observed
 
 
 def test_no_file_is_an_error_without_any_python3_config(tree, monkeypatch):
     monkeypatch.setattr(dataset_helpers.shutil, "which", lambda name: None)
 
     assert finding().severity == ERROR
-    assert "writes helpers_cpp, " in finding().found
+    assert "writes helpers_cpp, " in finding().observed
 
 
 def test_pybind11_is_installed_first_where_it_is_missing(tree, monkeypatch):

@@ -48,7 +48,7 @@ def test_the_adaptor_refuses_before_it_imports_either(places):
 
 def test_the_doctor_reports_it(places):
     tree, _ = places(17, 16)
-    found = [one for one in checkout.findings() if "put the checkout first" in one.found]
+    found = [one for one in checkout.findings() if "put the checkout first" in one.observed]
 
     assert [(one.severity, one.subject) for one in found] == [(ERROR, "Megatron-LM")]
     assert found[0].remedy == f"export PYTHONPATH={tree}:$PYTHONPATH"

@@ -214,14 +214,14 @@ def communicators(session: Session) -> list[Any]:
     return [session.groups[name] for name in session.groups if name.startswith(HOT_GROUPS)]
 
 
-def _refining(known: type, refined: type, flags: str, **params: Any) -> Callable[[Site], ModuleSpec]:
+def _refining(original: type, refined: type, flags: str, **params: Any) -> Callable[[Site], ModuleSpec]:
     def refine(site: Site) -> ModuleSpec:
         module = site.spec.module if site.spec is not None else None
-        if module is not known:
+        if module is not original:
             name = getattr(module, "__qualname__", module)
             raise SessionError(
-                f"{site.path} is {name}, where {OWNER} refines {known.__qualname__}; drop {flags}, or what "
-                "put it there"
+                f"{site.path} is {name}, where {OWNER} refines {original.__qualname__}; drop {flags}, or "
+                "what put it there"
             )
         return site.carry(refined, **params)
 

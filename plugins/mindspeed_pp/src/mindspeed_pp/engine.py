@@ -256,14 +256,20 @@ class Engine:
 
 
 def _stuck(
-    schedule: Schedule, rank: int, where: str, error: StuckError, state: EngineState, known: dict[int, int]
+    schedule: Schedule,
+    rank: int,
+    where: str,
+    error: StuckError,
+    state: EngineState,
+    first_unfinished: dict[int, int],
 ) -> UserError:
     """Return the error of a wait that ended without its message; names who all wait for."""
     assert state.positions is not None
     cause = str(error.__cause__).strip().partition("\n")[0]
     return UserError(
         f"--pipeline-schedule {schedule.name}: pipeline rank {rank} waited {where} for {error}; "
-        f"{state.positions.finding(known)}. Look at the output of that rank; the wait ended with: {cause}"
+        f"{state.positions.finding(first_unfinished)}. Look at the output of that rank; the wait ended "
+        f"with: {cause}"
     )
 
 

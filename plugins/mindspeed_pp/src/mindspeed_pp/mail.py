@@ -195,7 +195,7 @@ class StuckError(RuntimeError):
 
 
 def warm_up(
-    schedule: Schedule, rank: int, groups: dict[str, Any], device: torch.device, known: set[Any]
+    schedule: Schedule, rank: int, groups: dict[str, Any], device: torch.device, used_channels: set[Any]
 ) -> None:
     """Send one element over every channel that is new, in an order that is the same on all ranks.
 
@@ -207,13 +207,13 @@ def warm_up(
         rank: this pipeline rank.
         groups: `UP` and `DOWN`.
         device: of the transfers.
-        known: channels that carried something before; grows.
+        used_channels: channels that carried something before; grows.
 
     Raises:
         StuckError: another rank does not answer.
     """
-    for channel in sorted(set(messages(schedule)) - known):
-        known.add(channel)
+    for channel in sorted(set(messages(schedule)) - used_channels):
+        used_channels.add(channel)
         origin, to = channel
         group = groups[UP if goes_up(origin, to, schedule.ranks) else DOWN]
         try:

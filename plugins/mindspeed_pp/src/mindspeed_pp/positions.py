@@ -127,11 +127,12 @@ class Positions:
         """Begin a batch."""
         self.batch, self.item, self._schedule = self.batch + 1, -1, schedule
 
-    def finding(self, known: Mapping[int, int] | None = None) -> str:
+    def finding(self, first_unfinished: Mapping[int, int] | None = None) -> str:
         """Return which rank the others wait for and where it is, after looking into the store.
 
         Args:
-            known: of ranks the first item that they may not have finished, from messages that arrived.
+            first_unfinished: of ranks the first item that they may not have finished, from messages that
+                arrived.
         """
         schedule = self._schedule
         assert schedule is not None
@@ -141,7 +142,7 @@ class Positions:
             if rank == self._rank:
                 continue
             announcer = self._heard(rank)
-            least = (known or {}).get(rank)
+            least = (first_unfinished or {}).get(rank)
             items[rank] = least
             if announcer is not None:
                 batch, item, since = announcer

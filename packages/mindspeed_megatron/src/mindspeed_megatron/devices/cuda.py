@@ -17,8 +17,6 @@ from mindspeed_megatron.devices.accelerator import AcceleratorPlatform
 from mindspeed_megatron.devices.without_te import patches_without_te
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mindspeed_core.platforms.platform import StepBytes
 
 _BUILT_FOR = re.compile(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
@@ -38,9 +36,7 @@ class CudaPlatform(AcceleratorPlatform):
         """Look for device files and a torch that was built for CUDA; imports nothing."""
         if os.environ.get(cls.visible_devices, "0").strip() in ("", "-1"):
             return Availability(False, f"{cls.visible_devices} hides every device")
-        from pathlib import Path
-
-        count = _device_files(Path("/dev"))
+        count = _device_files("/dev")
         if not count:
             return Availability(False, "no NVIDIA device file in /dev")
         built_for = _torch_built_for()
@@ -108,10 +104,11 @@ class CudaPlatform(AcceleratorPlatform):
         change(settings)
 
 
-def _device_files(directory: Path) -> int:
+def _device_files(directory: str | os.PathLike[str]) -> int:
     """Count the devices that the driver, or WSL's adapter, shows."""
-    numbered = [path for path in directory.glob("nvidia[0-9]*") if path.name[6:].isdigit()]
-    return len(numbered) or int((directory / "dxg").exists())
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    numbered = [name for name in names if name.startswith("nvidia") and name[6:].isdigit()]
+    return len(numbered) or int("dxg" in names)
 
 
 def _torch_built_for() -> str:

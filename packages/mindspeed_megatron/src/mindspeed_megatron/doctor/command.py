@@ -49,9 +49,8 @@ def command(context: click.Context, host: str, everything: bool, as_json: bool) 
     failed = any(finding.severity == ERROR for finding in findings)
     if as_json:
         import json
-        from dataclasses import asdict
 
-        emit(json.dumps({"ok": not failed, "findings": [asdict(f) for f in findings]}, indent=2))
+        emit(json.dumps({"ok": not failed, "findings": [_as_json(f) for f in findings]}, indent=2))
     else:
         print_findings(findings, everything=everything)
     context.exit(EXIT_PROBLEMS if failed else 0)
@@ -85,7 +84,7 @@ def print_findings(findings: Sequence[Finding], *, everything: bool = False) -> 
         wide = max((len(finding.subject) for finding in members), default=0)
         for finding in members:
             label = f"{finding.subject:<{wide}}"
-            print_labelled(label, Cell(finding.found), wide=wide, style=SEVERITIES[severity], indent=2)
+            print_labelled(label, Cell(finding.observed), wide=wide, style=SEVERITIES[severity], indent=2)
             if finding.remedy:
                 # A command to copy stays in one piece.
                 emit(f"{'':<{wide + 4}}-> {finding.remedy}")
@@ -98,7 +97,17 @@ def print_findings(findings: Sequence[Finding], *, everything: bool = False) -> 
         print_hint("mindspeed-features doctor --all prints every check.")
 
 
+def _as_json(finding: Finding) -> dict[str, str]:
+    """Return a finding for programs, which read what was observed as ``found``."""
+    return {
+        "severity": finding.severity,
+        "subject": finding.subject,
+        "found": finding.observed,
+        "remedy": finding.remedy,
+    }
+
+
 def _in_short(finding: Finding) -> str:
     """Return subject and version of a check that passed, without its explanation."""
-    found = finding.found.partition(" (")[0]
-    return f"{finding.subject} {found}" if len(found) <= 20 else finding.subject
+    observed = finding.observed.partition(" (")[0]
+    return f"{finding.subject} {observed}" if len(observed) <= 20 else finding.subject

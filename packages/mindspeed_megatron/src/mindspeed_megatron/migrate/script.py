@@ -259,8 +259,8 @@ class _Script:
         return [f"${name}"]
 
 
-def _added(known: list[str], value: list[str]) -> list[str]:
-    return [(known[0] if known else "") + value[0], *known[1:]]
+def _added(before: list[str], value: list[str]) -> list[str]:
+    return [(before[0] if before else "") + value[0], *before[1:]]
 
 
 def _starts(words: Sequence[str], at: int, word: str) -> bool:

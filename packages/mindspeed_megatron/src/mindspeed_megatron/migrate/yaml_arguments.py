@@ -13,18 +13,18 @@ from mindspeed_megatron.upstream.megatron_lm_flags import megatron_lm_flags
 from mindspeed_megatron.upstream.yaml_file import read_mapping
 
 
-def flags_of_file(path: Path, known: FlagSet) -> list[str]:
+def flags_of_file(path: Path, flag_set: FlagSet) -> list[str]:
     """Return what a file says as one would type it; values that are the defaults are left out.
 
     Args:
         path: the file; sections are read through, since their names mean nothing.
-        known: the flags there are.
+        flag_set: the flags there are.
 
     Raises:
         UserError: the file cannot be read, or is no mapping.
     """
     content = read_mapping(path)
-    return [word for name, value in _entries(content) for word in _typed(name, value, known)]
+    return [word for name, value in _entries(content) for word in _typed(name, value, flag_set)]
 
 
 def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -54,24 +54,24 @@ def _defaults() -> Mapping[str, Any]:
     return found
 
 
-def _typed(name: str, value: Any, known: FlagSet) -> list[str]:
+def _typed(name: str, value: Any, flag_set: FlagSet) -> list[str]:
     """Return the words of one argument."""
     dest = name.lstrip("-").replace("-", "_")
     if dest == "activation_func" and value in _ACTIVATIONS:
         return _ACTIVATIONS[value]
-    judged = f"--{dest.replace('_', '-')}" in known
+    judged = f"--{dest.replace('_', '-')}" in flag_set
     if dest in _DERIVED or (dest in EXCLUDED and not judged and dest not in _defaults()):
         return []
     if dest in _defaults() and _defaults()[dest] == value:
         return []
-    entry = next((e for e in known.entries if e.flag.dest in (dest, dest_of(dest))), None)
+    entry = next((e for e in flag_set.entries if e.flag.dest in (dest, dest_of(dest))), None)
     option = f"--{dest.replace('_', '-')}"
-    if entry is not None and option not in known:
+    if entry is not None and option not in flag_set:
         option = entry.flag.name
-    if entry is None or option not in known:
+    if entry is None or option not in flag_set:
         empty = value is False or value == "" or value == []
         return [] if empty else [option] if value is True else [option, *_words(value)]
-    flag = known[option].flag
+    flag = flag_set[option].flag
     if flag.is_switch:
         wanted = bool(flag.inverts) != bool(value)
         return [option] if wanted else []

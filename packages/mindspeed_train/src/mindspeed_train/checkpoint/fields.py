@@ -76,11 +76,11 @@ class Fields:
             self.refuse(name, found, "text")
         return found
 
-    def choice(self, name: str, known: Collection[str], default: Any = _ABSENT) -> str:
+    def choice(self, name: str, choices: Collection[str], default: Any = _ABSENT) -> str:
         """Return a field that is one of some texts."""
         found = self.value(name, default)
-        if not isinstance(found, str) or found not in known:
-            self.refuse(name, found, f"one of {', '.join(sorted(known))}")
+        if not isinstance(found, str) or found not in choices:
+            self.refuse(name, found, f"one of {', '.join(sorted(choices))}")
         return found
 
     def truth(self, name: str, default: Any = _ABSENT) -> bool:

@@ -78,8 +78,8 @@ _MARK = object()
 class _Machine:
     """The stack and the memo of a pickle that is read."""
 
-    def __init__(self, known: Container[str] | None) -> None:
-        self._known = known
+    def __init__(self, permitted: Container[str] | None) -> None:
+        self._permitted = permitted
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
@@ -109,7 +109,7 @@ class _Machine:
         module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
         module = _compat_pickle.IMPORT_MAPPING.get(module, module)
         full = f"{module}.{name}"
-        if self._known is not None and ("." in name or full not in self._known):
+        if self._permitted is not None and ("." in name or full not in self._permitted):
             raise ForeignNameError(full)
         return Name(full)
 
@@ -138,18 +138,18 @@ class _Machine:
         target.pairs.extend(zip(items[::2], items[1::2]))
 
 
-def parse(content: bytes, known: Container[str] | None) -> Any:
+def parse(content: bytes, permitted: Container[str] | None) -> Any:
     """Run the operations of a pickle; return the node it ends with.
 
     Args:
         content: the pickle, and nothing after it.
-        known: the full names that it may refer to; None for all.
+        permitted: the full names that it may refer to; None for all.
 
     Raises:
         PickleError: it is no pickle, has an operation that none of ours knows, or refers to another name.
         ValueError: it is cut off.
     """
-    machine = _Machine(known)
+    machine = _Machine(permitted)
     for operation, argument, position in pickletools.genops(content):
         action = _ACTIONS.get(operation.name)
         if action is None:

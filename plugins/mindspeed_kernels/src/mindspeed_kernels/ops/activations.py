@@ -50,14 +50,14 @@ NUMBERED: dict[int, Callable[[Tensor], Tensor]] = {
 
 
 def activation_named(
-    operator: str, name: str, known: dict[str, Callable[[Tensor], Tensor]]
+    operator: str, name: str, functions: dict[str, Callable[[Tensor], Tensor]]
 ) -> Callable[[Tensor], Tensor]:
     """Return the activation of a name, whatever its case.
 
     Raises:
         ContractError: there is none; the message lists the choices.
     """
-    found = known.get(name.lower())
+    found = functions.get(name.lower())
     if found is None:
-        raise ContractError(f"{operator}: activation must be one of {', '.join(known)}, got {name!r}")
+        raise ContractError(f"{operator}: activation must be one of {', '.join(functions)}, got {name!r}")
     return found

@@ -60,10 +60,10 @@ class ModelRecipes(Feature):
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
         """Return the flags of the model."""
-        from mindspeed_models.recipe import RecipeError
-
         if not cls.enabled(args):
             return {}
+        from mindspeed_models.recipe import RecipeError
+
         try:
             found = described(args)
         except RecipeError:

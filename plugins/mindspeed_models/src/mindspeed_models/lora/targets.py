@@ -143,8 +143,8 @@ def fused(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
+def _nearest(name: str, candidates: Mapping[str, Any]) -> str:
     from difflib import get_close_matches
 
-    close = get_close_matches(name, known, n=2)
-    return f"did you mean {' or '.join(close)}?" if close else f"names are {', '.join(known)}"
+    close = get_close_matches(name, candidates, n=2)
+    return f"did you mean {' or '.join(close)}?" if close else f"names are {', '.join(candidates)}"

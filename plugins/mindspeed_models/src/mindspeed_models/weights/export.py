@@ -189,13 +189,13 @@ def _keeps_precision(key: str) -> bool:
 
 
 def _shards(
-    outputs: dict[str, _Output], known: SourceNames | None, shard_bytes: int | None
+    outputs: dict[str, _Output], source_names: SourceNames | None, shard_bytes: int | None
 ) -> dict[str, dict[str, _Output]]:
     """Return the files with their tensors: those that were converted, or cut by size."""
-    if known is not None and shard_bytes is None:
+    if source_names is not None and shard_bytes is None:
         spelled = {
-            name: name if name in outputs else known.prefix + name
-            for each in known.files.values()
+            name: name if name in outputs else source_names.prefix + name
+            for each in source_names.files.values()
             for name in each
         }
         given = set(spelled.values())
@@ -203,7 +203,7 @@ def _shards(
         if needed <= given and given <= outputs.keys():
             return {
                 _safetensors_name(file): {name: outputs[spelled[name]] for name in names}
-                for file, names in known.files.items()
+                for file, names in source_names.files.items()
             }
     written = {name: each for name, each in outputs.items() if name != _HEAD or not _is_tied(outputs)}
     groups: list[dict[str, _Output]] = [{}]

@@ -109,11 +109,11 @@ class LegacyFiles:
         block = tuple(slice(start, start + size) for start, size in zip(offset, shape))
         return self._whole(key)[block].clone()
 
-    def _key(self, name: str, pipeline: int, known: dict[str, str]) -> Iterator[str]:
+    def _key(self, name: str, pipeline: int, renamed: dict[str, str]) -> Iterator[str]:
         match = re.match(r"encoder\.layers\.(\d+)\.(.+)", name)
-        if match and match[2] in known:
+        if match and match[2] in renamed:
             layer = pipeline * (self._plan.layers // self._pipeline) + int(match[1])
-            yield f"decoder.layers.{layer}.{known[match[2]]}"
+            yield f"decoder.layers.{layer}.{renamed[match[2]]}"
         elif name == "embedding.word_embeddings.weight":
             yield EMBEDDING
         elif name == "output_layer.weight":
