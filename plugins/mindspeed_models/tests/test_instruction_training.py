@@ -10,7 +10,6 @@ import pytest
 import torch
 from corpora import instructions, question, write_lines, write_tokenizer
 
-from mindspeed_core import check_feature
 from mindspeed_core.activation import activate
 from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.errors import UserError
@@ -290,14 +289,6 @@ def test_megatron_lms_sft_is_pointed_here():
     found = "\n".join(map(str, check(line, world_size=1, registry=INSTALLED).problems))
     assert "mindspeed-models preprocess" in found
     assert "--is-instruction-dataset" in found
-
-
-@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
-def test_declarations_are_sound_and_have_their_pages(feature):
-    assert check_feature(feature) == []
-    package, _, path = feature.docs.partition(":")
-    page = files(package).joinpath(path).read_text(encoding="utf-8")
-    assert all(option in page for flag in feature.flags for option in flag.options)
 
 
 def test_the_page_of_preprocess_names_every_flag():

@@ -1,19 +1,16 @@
 """Flags of adapters and of a model's ends: sound, refused with flag, value and way out, proved."""
 
-import subprocess
-import sys
-from importlib.resources import files
 from types import SimpleNamespace
 
 import pytest
 
-from mindspeed_core import check_feature
 from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.registry import Registry
 from mindspeed_core.validation import check
 from mindspeed_models.features.heads import AttentionBias, EmbeddingNorm, NormHead, ZLoss
 from mindspeed_models.features.lora import Lora
 from mindspeed_models.lora.targets import modules_of, roles_of
+from mindspeed_testing.declared import declaration_faults
 from mindspeed_testing.model_flags import training_flags
 from mindspeed_testing.scenarios import scenario_parameters
 from mindspeed_testing.verify import verify
@@ -25,22 +22,8 @@ QKV = ("--lora-target-modules", "linear_qkv")
 EXPERTS = ("--num-experts", "4", "--moe-router-topk", "2")
 
 
-@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
-def test_declarations_are_sound(feature):
-    assert check_feature(feature) == []
-
-
-@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
-def test_every_feature_has_its_page(feature):
-    package, _, path = feature.docs.partition(":")
-    page = files(package).joinpath(path).read_text(encoding="utf-8")
-    assert all(option in page for flag in feature.flags for option in flag.options)
-
-
-def test_declarations_import_neither_torch_nor_megatron():
-    code = "import sys, mindspeed_models.features; print({'torch', 'megatron', 'numpy'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "set()", done.stderr
+def test_declarations_are_sound_light_and_on_their_pages():
+    assert declaration_faults("mindspeed_models.features") == []
 
 
 @pytest.mark.parametrize("host", ["standalone", "library", "megatron-lm"])
