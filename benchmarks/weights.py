@@ -147,16 +147,7 @@ def loaded_bytes(source: str, flags: tuple[str, ...]) -> tuple[int, int]:
             "--seq-length",
             "16",
         ),
-        *(
-            "--micro-batch-size",
-            "1",
-            "--num-workers",
-            "0",
-            "--eval-iters",
-            "0",
-            "--transformer-impl",
-            "local",
-        ),
+        *"--micro-batch-size 1 --num-workers 0 --eval-iters 0 --transformer-impl local".split(),
         *("--make-vocab-size-divisible-by", "1", "--use-cpu-initialization", *flags),
     )
     try:

@@ -464,14 +464,7 @@ def test_pipeline_traffic_follows_the_closed_formula():
 
 def test_recomputation_is_measured_as_less_memory():
     plain = train_side((), 1, steps=1, measure=True, gradients=False)
-    flags = (
-        "--recompute-granularity",
-        "full",
-        "--recompute-method",
-        "uniform",
-        "--recompute-num-layers",
-        "1",
-    )
+    flags = tuple("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split())
     less = train_side(flags, 1, steps=1, measure=True, gradients=False)
     assert less.measures["peak_bytes"] < 0.7 * plain.measures["peak_bytes"]
     again = train_side(flags, 1, steps=1, measure=True, gradients=False)

@@ -141,14 +141,7 @@ def test_every_flag_of_a_host_is_a_configuration_field_or_read_or_says_that_it_i
     ] == []
 
 
-RECOMPUTED = (
-    "--recompute-granularity",
-    "full",
-    "--recompute-method",
-    "uniform",
-    "--recompute-num-layers",
-    "1",
-)
+RECOMPUTED = tuple("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split())
 GRID = ("--tp-2d", "--tp-x", "2", "--tp-y", "1")
 
 

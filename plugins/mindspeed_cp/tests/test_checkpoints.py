@@ -22,14 +22,7 @@ DROPPED = (
     *(*ROPE, "--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
     *("--tensor-model-parallel-size", "2"),
 )
-NO_COPIES = (
-    "--recompute-granularity",
-    "full",
-    "--recompute-method",
-    "uniform",
-    "--recompute-num-layers",
-    "1",
-)
+NO_COPIES = tuple("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split())
 ATTENTION = (*ROPE, "--attention-dropout", "0.2", "--npu-deterministic")
 HYBRID = ("--context-parallel-algo", "hybrid_cp_algo", "--ulysses-degree-in-cp", "2")
 LAYOUTS = {

@@ -18,14 +18,7 @@ BF16, HALF = ("--bf16",), ("--bf16", "--grad-reduce-in-bf16")
 REUSE, RELEASE, SWAP = ("--reuse-fp32-param",), ("--release-fp32-grad",), ("--swap-optimizer",)
 VIRTUAL, COMPRESS = ("--virtual-optimizer", "all"), ("--compress-optimizer",)
 AWARE = ("--use-precision-aware-optimizer",)
-EXPERTS = (
-    "--num-experts",
-    "4",
-    "--expert-model-parallel-size",
-    "2",
-    "--moe-token-dispatcher-type",
-    "alltoall",
-)
+EXPERTS = tuple("--num-experts 4 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall".split())
 
 
 def plan(*flags, host="standalone"):

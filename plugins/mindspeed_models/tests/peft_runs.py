@@ -21,16 +21,7 @@ BATCH = (
     *("--train-iters", "4", "--attention-dropout", "0", "--hidden-dropout", "0", "--use-cpu-initialization"),
     *("--make-vocab-size-divisible-by", "1"),
 )
-TARGETS = (
-    "--lora-target-modules",
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-)
+TARGETS = tuple("--lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split())
 
 
 @contextmanager

@@ -123,16 +123,7 @@ def test_copies_on_four_ranks(model):
 
 @pytest.mark.thorough
 def test_copies_of_experts_and_of_the_norm_for_clipping():
-    experts = (
-        "--num-experts",
-        "4",
-        "--moe-router-topk",
-        "2",
-        "--moe-ffn-hidden-size",
-        "32",
-        "--clip-grad",
-        "0.1",
-    )
+    experts = tuple("--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --clip-grad 0.1".split())
     check(
         {"experts": (*PP2, *CHIMERA)}, 2, *experts, "--moe-router-load-balancing-type", "none", tolerance=1e-5
     )

@@ -13,15 +13,7 @@ SELECTIVE = ("--recompute-granularity", "selective", "--recompute-modules", "cor
 GQA = ("--group-query-attention", "--num-query-groups", "2", "--swiglu", "--disable-bias-linear")
 UNTIED = ("--untie-embeddings-and-output-weights",)
 LATENT = (
-    *(
-        "--multi-latent-attention",
-        "--kv-lora-rank",
-        "16",
-        "--qk-head-dim",
-        "16",
-        "--qk-pos-emb-head-dim",
-        "8",
-    ),
+    *"--multi-latent-attention --kv-lora-rank 16 --qk-head-dim 16 --qk-pos-emb-head-dim 8".split(),
     *("--v-head-dim", "24", "--normalization", "RMSNorm", "--position-embedding-type", "rope"),
 )
 EXPERTS = (

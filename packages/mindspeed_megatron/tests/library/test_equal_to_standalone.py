@@ -36,15 +36,7 @@ EACH_LAYER = (
 )
 BLOCK = ("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "2")
 LATENT = (
-    *(
-        "--multi-latent-attention",
-        "--kv-lora-rank",
-        "16",
-        "--qk-head-dim",
-        "16",
-        "--qk-pos-emb-head-dim",
-        "8",
-    ),
+    *"--multi-latent-attention --kv-lora-rank 16 --qk-head-dim 16 --qk-pos-emb-head-dim 8".split(),
     *("--v-head-dim", "12", "--qk-layernorm", "--position-embedding-type", "rope"),
 )
 QWEN3 = (

@@ -10,14 +10,8 @@ from mindspeed_core import activate
 from mindspeed_megatron.global_state import destroy_megatron_state
 from mindspeed_testing.worlds import run_world
 
-MODEL = (
-    "--num-layers",
-    "2",
-    "--hidden-size",
-    "32",
-    "--weight-decay",
-    "0",
-    "--untie-embeddings-and-output-weights",
+MODEL = tuple(
+    "--num-layers 2 --hidden-size 32 --weight-decay 0 --untie-embeddings-and-output-weights".split()
 )
 EXPERTS = (
     *(*MODEL, "--num-experts", "4", "--moe-ffn-hidden-size", "32", "--disable-bias-linear", "--swiglu"),

@@ -15,15 +15,7 @@ EXPERTS = (
     *("--moe-grouped-gemm", "--moe-token-dispatcher-type", "alltoall", "--num-layers", "2"),
 )
 LATENT = (
-    *(
-        "--multi-latent-attention",
-        "--kv-lora-rank",
-        "16",
-        "--qk-head-dim",
-        "16",
-        "--qk-pos-emb-head-dim",
-        "8",
-    ),
+    *"--multi-latent-attention --kv-lora-rank 16 --qk-head-dim 16 --qk-pos-emb-head-dim 8".split(),
     *("--v-head-dim", "12", "--q-lora-rank", "16", "--position-embedding-type", "rope"),
 )
 

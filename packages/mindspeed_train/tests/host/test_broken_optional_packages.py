@@ -20,15 +20,7 @@ PACKAGES = {
 }
 REASON = "libbroken.so.1: cannot open shared object file"
 LATENT = (
-    *(
-        "--multi-latent-attention",
-        "--kv-lora-rank",
-        "16",
-        "--qk-head-dim",
-        "16",
-        "--qk-pos-emb-head-dim",
-        "8",
-    ),
+    *"--multi-latent-attention --kv-lora-rank 16 --qk-head-dim 16 --qk-pos-emb-head-dim 8".split(),
     *("--v-head-dim", "12", "--position-embedding-type", "rope", "--num-layers", "1"),
 )
 KERNELS = (

@@ -72,14 +72,7 @@ SELECTIVE = ("--recompute-granularity", "selective")
             marks=THOROUGH,
         ),
         pytest.param(
-            (
-                "--recompute-granularity",
-                "full",
-                "--recompute-method",
-                "uniform",
-                "--recompute-num-layers",
-                "1",
-            ),
+            tuple("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split()),
             SP,
             2,
             id="full-recompute-tp2-sp",

@@ -12,15 +12,7 @@ from mindspeed_testing.lagging.planting import PlantedFault, planted
 from mindspeed_testing.model_flags import training_flags
 
 LATENT = (
-    *(
-        "--multi-latent-attention",
-        "--kv-lora-rank",
-        "16",
-        "--qk-head-dim",
-        "16",
-        "--qk-pos-emb-head-dim",
-        "8",
-    ),
+    *"--multi-latent-attention --kv-lora-rank 16 --qk-head-dim 16 --qk-pos-emb-head-dim 8".split(),
     *("--v-head-dim", "12", "--position-embedding-type", "rope", "--num-layers", "1"),
     *("--tensor-model-parallel-size", "2", "--sequence-parallel", "--global-batch-size", "1"),
 )

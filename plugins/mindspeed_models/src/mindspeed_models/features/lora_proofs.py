@@ -12,14 +12,7 @@ ALL = ("--lora-target-modules", "linear_qkv", "linear_proj", "linear_fc1", "line
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 PP2 = ("--pipeline-model-parallel-size", "2")
 OVERLAPS = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
-RECOMPUTED = (
-    "--recompute-granularity",
-    "full",
-    "--recompute-method",
-    "uniform",
-    "--recompute-num-layers",
-    "1",
-)
+RECOMPUTED = tuple("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split())
 _BASE = (*PLAIN, *ALL)
 
 

@@ -169,15 +169,7 @@ RANDOM_PROOFS = (
 _TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 _CP2 = ("--context-parallel-size", "2", "--position-embedding-type", "rope")
 _LATENT = (
-    *(
-        "--multi-latent-attention",
-        "--kv-lora-rank",
-        "16",
-        "--qk-head-dim",
-        "16",
-        "--qk-pos-emb-head-dim",
-        "8",
-    ),
+    *"--multi-latent-attention --kv-lora-rank 16 --qk-head-dim 16 --qk-pos-emb-head-dim 8".split(),
     *("--v-head-dim", "12", "--qk-layernorm", "--position-embedding-type", "rope"),
 )
 
