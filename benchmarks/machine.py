@@ -10,23 +10,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from mindspeed_core.platforms.machine import processor_name
+
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def machine() -> dict[str, Any]:
     """Processor, cores, memory and the versions that matter."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [
-            line.partition(":")[2].strip()
-            for line in cpuinfo.read_text().splitlines()
-            if "model name" in line
-        ]
-        model = names[0] if names else model
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     return {
-        "processor": model,
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "memory_gib": round(pages / 2**30, 1),
         "python": platform.python_version(),

@@ -6,15 +6,14 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.feature import Feature, Flag, Resume, Scenario, hookimpl
+from mindspeed_core.feature import Feature, Flag, hookimpl
+from mindspeed_profile.features.proofs import PP2, TP2, unchanged
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 _FLAG = "--npu-datadump"
-_TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
-_PP2 = ("--pipeline-model-parallel-size", "2")
 _FILES = ("mindspeed_profile.features.dump:write_config",)
 _PROOF = (_FLAG, "{files}/dump.json")
 
@@ -41,18 +40,7 @@ class DataDump(Feature):
     affects_checkpoint = False
     fake_tensors = True
     deterministic = True
-    verify = (
-        Scenario("single", flags=_PROOF, files=_FILES, tolerance=0.0),
-        Scenario("tp2-sp", flags=(*_TP2, *_PROOF), baseline=_TP2, world_size=2, files=_FILES, tolerance=0.0),
-        Scenario("pp2", flags=(*_PP2, *_PROOF), baseline=_PP2, world_size=2, files=_FILES, tolerance=0.0),
-        Scenario(
-            "resume",
-            flags=(*_TP2, *_PROOF),
-            world_size=2,
-            files=_FILES,
-            resume=Resume(flags=(*_PP2, *_PROOF), world_size=2),
-        ),
-    )
+    verify = unchanged(_PROOF, {"single": (), "tp2-sp": TP2, "pp2": PP2}, files=_FILES)
 
     _dump: Any = None
 

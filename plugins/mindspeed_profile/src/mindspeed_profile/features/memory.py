@@ -6,14 +6,13 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.feature import Conflict, Feature, Flag, Resume, Scenario, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
 from mindspeed_profile.features.profile import PROFILE_RANKS
+from mindspeed_profile.features.proofs import TP2, unchanged
 from mindspeed_profile.options import is_chosen, rank_problems
 
 _HISTORY, _PATH = "--record-memory-history", "--memory-snapshot-path"
 _INTERVAL, _USED = "--log-memory-interval", "--log-device-memory-used"
-_TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
-_PP2 = ("--pipeline-model-parallel-size", "2")
 _HISTORY_PROOF = (_HISTORY, _PATH, "runs/memory-proof/snapshot.pickle", "--profile-ranks", "-1")
 _LOG_PROOF = (_INTERVAL, "1", _USED)
 
@@ -47,16 +46,7 @@ class MemoryHistory(Feature):
     affects_checkpoint = False
     fake_tensors = True
     deterministic = True
-    verify = (
-        Scenario("single", flags=_HISTORY_PROOF, tolerance=0.0),
-        Scenario("tp2-sp", flags=(*_TP2, *_HISTORY_PROOF), baseline=_TP2, world_size=2, tolerance=0.0),
-        Scenario(
-            "resume",
-            flags=(*_TP2, *_HISTORY_PROOF),
-            world_size=2,
-            resume=Resume(flags=(*_PP2, *_HISTORY_PROOF), world_size=2),
-        ),
-    )
+    verify = unchanged(_HISTORY_PROOF, {"single": (), "tp2-sp": TP2})
 
     _history: Any = None
 
@@ -143,16 +133,7 @@ class MemoryLog(Feature):
     affects_checkpoint = False
     fake_tensors = True
     deterministic = True
-    verify = (
-        Scenario("single", flags=_LOG_PROOF, tolerance=0.0),
-        Scenario("tp2-sp", flags=(*_TP2, *_LOG_PROOF), baseline=_TP2, world_size=2, tolerance=0.0),
-        Scenario(
-            "resume",
-            flags=(*_TP2, *_LOG_PROOF),
-            world_size=2,
-            resume=Resume(flags=(*_PP2, *_LOG_PROOF), world_size=2),
-        ),
-    )
+    verify = unchanged(_LOG_PROOF, {"single": (), "tp2-sp": TP2})
 
     @classmethod
     def enabled(cls, args: Any) -> bool:

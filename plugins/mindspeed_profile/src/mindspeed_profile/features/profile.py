@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.feature import Conflict, Feature, Flag, Resume, Scenario, dest_of, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, dest_of, hookimpl
+from mindspeed_profile.features.proofs import PP2, TP2, unchanged
 from mindspeed_profile.options import ANALYSES, EXPORTS, LEVELS, METRICS, ProfileOptions, problems
 from mindspeed_profile.recorder import StepRecorder
 
@@ -27,8 +28,6 @@ _PROOF = (
     *("--profile-level", "level1", "--profile-with-cpu", "--profile-with-memory", "--profile-record-shapes"),
     *("--profile-save-path", "runs/profile-proof"),
 )
-_TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
-_PP2 = ("--pipeline-model-parallel-size", "2")
 
 
 class Profile(Feature):
@@ -94,17 +93,10 @@ class Profile(Feature):
     affects_checkpoint = False
     fake_tensors = True
     deterministic = True
-    verify = (
-        Scenario("single", flags=_PROOF, tolerance=0.0),
-        Scenario("tp2-sp", flags=(*_TP2, *_PROOF), baseline=_TP2, world_size=2, tolerance=0.0),
-        Scenario("pp2", flags=(*_PP2, *_PROOF), baseline=_PP2, world_size=2, tolerance=0.0),
-        # Recorded steps on both sides of the checkpoint.
-        Scenario(
-            "resume",
-            flags=(*_TP2, *_PROOF, "--profile-step-end", "5"),
-            world_size=2,
-            resume=Resume(flags=(*_PP2, *_PROOF, "--profile-step-end", "5"), world_size=2),
-        ),
+    verify = unchanged(
+        _PROOF,
+        {"single": (), "tp2-sp": TP2, "pp2": PP2},
+        further_steps=("--profile-step-end", "5"),
     )
 
     _recorder: StepRecorder | None = None

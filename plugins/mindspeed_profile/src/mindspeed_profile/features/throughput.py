@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, Resume, Scenario, hookimpl
+from mindspeed_core.feature import Feature, Flag, hookimpl
+from mindspeed_profile.features.proofs import PP2, TP2, unchanged
 
 MODES = MODEL, COUNTED, BOTH = ("model", "counted", "both")
 _FLAG, _MODE, _PEAK = "--op-cal-tflops", "--flops-mode", "--peak-tflops"
 _PROOF = (_FLAG, _PEAK, "1")
-_TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
-_PP2 = ("--pipeline-model-parallel-size", "2")
 _FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 
 
@@ -43,23 +42,7 @@ class CountedThroughput(Feature):
     affects_checkpoint = False
     fake_tensors = True
     deterministic = True
-    verify = (
-        Scenario("single", flags=_PROOF, tolerance=0.0),
-        Scenario("tp2-sp", flags=(*_TP2, *_PROOF), baseline=_TP2, world_size=2, tolerance=0.0),
-        Scenario(
-            "pp2-recompute",
-            flags=(*_PP2, *_FULL, *_PROOF),
-            baseline=(*_PP2, *_FULL),
-            world_size=2,
-            tolerance=0.0,
-        ),
-        Scenario(
-            "resume",
-            flags=(*_TP2, *_PROOF),
-            world_size=2,
-            resume=Resume(flags=(*_PP2, *_PROOF), world_size=2),
-        ),
-    )
+    verify = unchanged(_PROOF, {"single": (), "tp2-sp": TP2, "pp2-recompute": (*PP2, *_FULL)})
 
     _meter: Any = None
 
