@@ -7,7 +7,7 @@ from typing import Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, hookimpl
-from mindspeed_pp.asked import COPIES_FLAG, asked_for
+from mindspeed_pp.asked import COPIES_FLAG, asked_for, plan_of
 
 _DECOUPLE = "--chimera-decouple-bw"
 _ONE_MODEL = "the copies of a stage are on several pipeline ranks; drop it, or use another schedule"
@@ -100,37 +100,28 @@ class Chimera(Feature):
     @hookimpl(wrapper=True)
     def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
         """Let a rank build one chunk for each copy."""
-        from mindspeed_pp.plan import planned
-
         config = yield
-        plan = planned(args)
-        assert plan is not None
+        plan = plan_of(args)
         config.virtual_pipeline_model_parallel_size = plan.chunks
         return config
 
     @hookimpl(wrapper=True)
     def build_process_groups(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Create a group for each stage, of the data-parallel ranks of all its copies."""
-        from mindspeed_pp.plan import planned
-
         pg = yield
         from mindspeed_pp.copies import create_groups
 
-        plan = planned(args)
-        assert plan is not None
+        plan = plan_of(args)
         create_groups(session, args, pg, plan.placement)
         return pg
 
     @hookimpl(wrapper=True)
     def build_model(self, session: Any, args: Any, pg: Any) -> Generator[None, Any, Any]:
         """Describe copies as replicas in checkpoints, and count their gradients once."""
-        from mindspeed_pp.plan import planned
-
         chunks = yield
         from mindspeed_pp.copies import mark_copies
 
-        plan = planned(args)
-        assert plan is not None
+        plan = plan_of(args)
         sharded = bool(args.use_distributed_optimizer)
         mark_copies(session, chunks, pg, plan.placement, self.name, sharded=sharded)
         return chunks
@@ -138,14 +129,11 @@ class Chimera(Feature):
     @hookimpl(wrapper=True)
     def build_optimizer(self, session: Any, args: Any, pg: Any) -> Generator[None, Any, Any]:
         """Let the distributed optimizer shard over all copies."""
-        from mindspeed_pp.plan import planned
-
         optimizer = yield
         if args.use_distributed_optimizer:
             from mindspeed_pp.copies import sharded_over_copies
 
-            plan = planned(args)
-            assert plan is not None
+            plan = plan_of(args)
             sharded_over_copies(session, optimizer, pg, plan.placement)
         return optimizer
 
@@ -153,10 +141,8 @@ class Chimera(Feature):
     def wrap_ddp(self, session: Any, args: Any, config: Any, ddp_config: Any, model: Any, pg: Any) -> Any:
         """Reduce the gradients of each stage over all its copies, which begin alike."""
         from mindspeed_pp.copies import wrapped_over_copies
-        from mindspeed_pp.plan import planned
 
-        plan = planned(args)
-        assert plan is not None
+        plan = plan_of(args)
         return wrapped_over_copies(session, args, config, ddp_config, model, pg, plan.placement)
 
 

@@ -26,6 +26,7 @@ from mindspeed_pp.asked import (
     message_timeout,
     one_stage,
     pairs_asked,
+    plan_of,
     recompute_flag,
     said_chunks,
 )
@@ -162,8 +163,6 @@ class PipelineSchedule(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse sizes that the schedule does not go with."""
-        from mindspeed_pp.plan import planned
-
         ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
         asked = next(iter(asked_for(args)))
         if ranks < 2:
@@ -177,10 +176,9 @@ class PipelineSchedule(Feature):
         if measured < 1:
             return (f"{PROFILE_STEPS_FLAG} {measured}: measure 1 or more, or drop {PROFILE_FLAG}",)
         try:
-            plan = planned(args)
+            plan = plan_of(args)
         except UserError as error:
             return (str(error),)
-        assert plan is not None
         if plan.swaps_operands and plan.rule.name != "nanopipe":
             return (f"{_SWAP} with {asked}: it is an option of --use-nanopipe; add that one, or drop it",)
         if plan.swaps_operands and plan.moves_weights:
@@ -221,10 +219,7 @@ class PipelineSchedule(Feature):
     @classmethod
     def unread(cls, args: Any) -> Mapping[str, str]:
         """Return options that belong to another schedule, or to a flag that is not given."""
-        from mindspeed_pp.plan import planned
-
-        plan, found = planned(args), {}
-        assert plan is not None
+        plan, found = plan_of(args), {}
         rule, asked = plan.rule.name, next(iter(asked_for(args)))
         if rule != "dualpipev":
             found[_DETACH] = f"it is an option of dualpipev, and the schedule is {rule}"
@@ -272,11 +267,10 @@ class PipelineSchedule(Feature):
         """Refuse schedules that cannot run with the batch."""
         from mindspeed_pp.lint import lint
         from mindspeed_pp.named import functions_of
-        from mindspeed_pp.plan import planned, without_pairs
+        from mindspeed_pp.plan import without_pairs
 
         validated = yield
-        plan = planned(validated)
-        assert plan is not None
+        plan = plan_of(validated)
         count = plan.count(getattr(validated, "num_microbatches", None))
         refused = plan.refusal(count)
         if refused:
@@ -292,11 +286,8 @@ class PipelineSchedule(Feature):
     @hookimpl(wrapper=True)
     def process_group_options(self, args: Any) -> Generator[None, Any, Any]:
         """Name the rank that holds both embedding and output layer."""
-        from mindspeed_pp.plan import planned
-
         options = yield
-        plan = planned(args)
-        assert plan is not None
+        plan = plan_of(args)
         if plan.placement.loss_rank != 0 and plan.placement.copies == 1:
             return options
         from mindspeed_pp.tied_embeddings import first_rank
@@ -338,11 +329,8 @@ class PipelineSchedule(Feature):
     @hookimpl(wrapper=True)
     def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
         """Put the layers of each stage where the schedule wants the stage."""
-        from mindspeed_pp.plan import planned
-
         config = yield
-        plan = planned(args)
-        assert plan is not None
+        plan = plan_of(args)
         if getattr(args, IN_ADVANCE, False):
             # The schedule computes whole stages again, in the place of their layers.
             config.recompute_granularity = config.recompute_method = config.recompute_num_layers = None
@@ -364,10 +352,7 @@ class PipelineSchedule(Feature):
     @hookimpl
     def get_forward_backward(self, args: Any, config: Any, pg: Any, run: Any) -> Callable[..., Any]:
         """Return the schedule."""
-        from mindspeed_pp.plan import planned
-
-        plan = planned(args)
-        assert plan is not None
+        plan = plan_of(args)
         from mindspeed_pp.engine import Engine
 
         return Engine(run, args, config, pg, plan)

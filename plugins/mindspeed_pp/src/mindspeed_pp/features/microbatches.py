@@ -16,6 +16,7 @@ from mindspeed_pp.asked import (
     PERF_FLAG,
     SWITCH_FLAG,
     one_stage,
+    plan_of,
 )
 from mindspeed_pp.features.proofs import scheduled
 
@@ -215,10 +216,9 @@ class MicrobatchSizes(Feature):
 
     def _searched(self, args: Any, microbatches: int, size: int) -> tuple[int, ...]:
         from mindspeed_pp.list_search import shortest_list
-        from mindspeed_pp.plan import planned, times_of
+        from mindspeed_pp.plan import times_of
 
-        plan = planned(args)
-        assert plan is not None
+        plan = plan_of(args)
         if plan.rule.name != "1f1b":
             raise ArgumentError(
                 PERF_FLAG,

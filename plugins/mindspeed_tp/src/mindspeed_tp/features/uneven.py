@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, hookimpl
 from mindspeed_tp.features.core import PLANNED
 from mindspeed_tp.features.formulas import UNEVEN as UNEVEN_BYTES
 from mindspeed_tp.options import GRID, MC2, UNEVEN
+
+if TYPE_CHECKING:
+    from mindspeed_tp.uneven.cut import Cuts
 
 _FLAG = "--unaligned-linear"
 
@@ -57,15 +60,13 @@ class UnevenLinears(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse ranks without a part, and layouts whose parts are equal by definition."""
-        from mindspeed_tp.uneven.cut import Cuts
-
         found = []
         t, cp = args.tensor_model_parallel_size, getattr(args, "context_parallel_size", 1)
         if cp > 1:
             found.append(
                 f"{_FLAG} with --context-parallel-size {cp}: its ranks exchange equal parts; drop one"
             )
-        cuts = Cuts.of(args)
+        cuts = _cuts(args)
         for load, parts in cuts.loads:
             if not parts.sizes[-1]:
                 found.append(
@@ -86,10 +87,8 @@ class UnevenLinears(Feature):
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
         """Say how unequal the loads are."""
-        from mindspeed_tp.uneven.cut import Cuts
-
         t = args.tensor_model_parallel_size
-        uneven = [(load, parts) for load, parts in Cuts.of(args).loads if not parts.even]
+        uneven = [(load, parts) for load, parts in _cuts(args).loads if not parts.even]
         return [f"{parts.total} {load} on {t} ranks: {100 * parts.idle:.0f} % idle" for load, parts in uneven]
 
     @hookimpl(wrapper=True)
@@ -115,12 +114,10 @@ class UnevenLinears(Feature):
     @hookimpl(wrapper=True)
     def build_transformer_config(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Let interleaved stages tell each other how long their parts are."""
-        from mindspeed_tp.uneven.cut import Cuts
-
         config = yield
         from mindspeed_megatron.schedule import interleaves_natively
 
-        cut = Cuts.of(args).sequence
+        cut = _cuts(args).sequence
         if interleaves_natively(session, args) and cut is not None and not cut.even:
             config.variable_seq_lengths = True
         return config
@@ -128,31 +125,25 @@ class UnevenLinears(Feature):
     @hookimpl(wrapper=True)
     def build_layer_spec(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Place attention and layers."""
-        from mindspeed_tp.uneven.cut import Cuts
-
         spec = yield
         from mindspeed_tp.uneven.placement import place_uneven
 
-        return place_uneven(session, spec, Cuts.of(args))
+        return place_uneven(session, spec, _cuts(args))
 
     @hookimpl(wrapper=True)
     def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Change embedding, angles and output layer where positions are distributed unevenly."""
-        from mindspeed_tp.uneven.cut import Cuts
-
         model = yield
         from mindspeed_tp.uneven.placement import change_ends
 
-        change_ends(session, model, Cuts.of(args))
+        change_ends(session, model, _cuts(args))
         return model
 
     @hookimpl(wrapper=True)
     def boundary_schema(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Describe this rank's positions; both sides of a boundary have as many."""
-        from mindspeed_tp.uneven.cut import Cuts
-
         schema = yield
-        cut = Cuts.of(args).sequence
+        cut = _cuts(args).sequence
         if cut is None or cut.even:
             return schema
         from mindspeed_tp.uneven.linears import TOGETHER
@@ -160,3 +151,10 @@ class UnevenLinears(Feature):
         first, *others = schema.tensors
         own = cut.sizes[session.groups[TOGETHER].rank()]
         return replace(schema, tensors=(replace(first, shape=(own, *first.shape[1:])), *others))
+
+
+def _cuts(args: Any) -> Cuts:
+    """Return how the arguments cut heads, rows and sequences."""
+    from mindspeed_tp.uneven.cut import Cuts
+
+    return Cuts.of(args)
