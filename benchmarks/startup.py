@@ -3,8 +3,8 @@
 An interpreter that imports torch and megatron-core takes turns with ``mindspeed-train`` with a small model up
 to its first logged step; the bound is on the best difference. ``mindspeed-features list``, ``show`` and
 ``plan`` (with the training's flags) take turns with an interpreter that does nothing, each a process of its
-own; the bound is on the best ``list``. CPU seconds stand beside wall seconds, since a busy machine stretches
-the latter.
+own; the bound is on the median ``list``. CPU seconds stand beside wall seconds, since a busy machine
+stretches the latter.
 """
 
 from __future__ import annotations
@@ -125,18 +125,19 @@ def main() -> int:
     for name, pairs in taken.items():
         (wall, used), least = (statistics.median(column) for column in zip(*pairs)), min(pairs)[0]
         print(f"{name:<17} median {wall:6.3f} s, least {least:6.3f} s; {used:6.3f} s of CPU time")
-    listed = min(taken["list"])[0]
+    listed = statistics.median(wall for wall, _ in taken["list"])
     installed = json.loads(subprocess.check_output([*commands["list"], "--json"], text=True))
     results: dict[str, Any] = {
         "wall_and_cpu_seconds": taken,
         "features": len(installed["features"]),
         "list_seconds": listed,
+        "least_list_seconds": min(taken["list"])[0],
         "list_bound": LIST_BOUND_SECONDS,
         "list_kept": listed <= LIST_BOUND_SECONDS,
     }
     print(
         f"{_verdict(results['list_kept'])} list of {results['features']} features: "
-        f"{listed:.3f} s <= {LIST_BOUND_SECONDS:g} s"
+        f"median {listed:.3f} s <= {LIST_BOUND_SECONDS:g} s"
     )
     if options.rounds:
         over, over_used = (
