@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mindspeed_core.feature import dest_of
-
-if TYPE_CHECKING:
-    from mindspeed_pp.plan import Plan
 
 BUILT_IN = (
     *("1f1b", "interleaved", "zb-h1", "zb-h2", "zbi", "zbv", "nanopipe", "dualpipev", "chimera"),
@@ -72,19 +69,6 @@ def asked_for(args: Any) -> dict[str, str]:
         interleaved = (said_chunks(args) or 1) > 1
         found[native[0]] = "interleaved" if interleaved else "1f1b"
     return found
-
-
-def plan_of(args: Any) -> Plan:
-    """Return the plan of arguments that ask for a schedule.
-
-    Raises:
-        UserError: they cannot be followed.
-    """
-    from mindspeed_pp.plan import planned
-
-    plan = planned(args)
-    assert plan is not None
-    return plan
 
 
 def said_chunks(args: Any) -> int | None:

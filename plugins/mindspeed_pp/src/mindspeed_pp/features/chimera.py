@@ -7,7 +7,8 @@ from typing import Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Conflict, Feature, Flag, Proofs, Requirement, hookimpl
-from mindspeed_pp.asked import COPIES_FLAG, asked_for, plan_of
+from mindspeed_pp.asked import COPIES_FLAG, asked_for
+from mindspeed_pp.features.engine import plan_of
 
 _DECOUPLE = "--chimera-decouple-bw"
 _ONE_MODEL = "the copies of a stage are on several pipeline ranks; drop it, or use another schedule"

@@ -26,13 +26,13 @@ from mindspeed_pp.asked import (
     message_timeout,
     one_stage,
     pairs_asked,
-    plan_of,
     recompute_flag,
     said_chunks,
 )
 
 if TYPE_CHECKING:
     from mindspeed_core.run import ChunkPlace
+    from mindspeed_pp.plan import Plan
 
 ENGINE = "pp-engine"
 _STREAMS, _WARM_UP = "--use-multi-stream", "overlap_warmup_cooldown_communication"
@@ -50,6 +50,19 @@ _BETTER = {
     "chimera": "zbv has a smaller bubble for more than a few micro-batches, and holds the weights once",
 }
 """Schedules to use instead of those that others dominate."""
+
+
+def plan_of(args: Any) -> Plan:
+    """Return the plan of arguments that ask for a schedule.
+
+    Raises:
+        UserError: they cannot be followed.
+    """
+    from mindspeed_pp.plan import planned
+
+    plan = planned(args)
+    assert plan is not None
+    return plan
 
 
 class PipelineSchedule(Feature):

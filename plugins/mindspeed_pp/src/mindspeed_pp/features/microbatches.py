@@ -16,8 +16,8 @@ from mindspeed_pp.asked import (
     PERF_FLAG,
     SWITCH_FLAG,
     one_stage,
-    plan_of,
 )
+from mindspeed_pp.features.engine import plan_of
 from mindspeed_pp.features.proofs import scheduled
 
 _PP2 = ("--pipeline-model-parallel-size", "2")
