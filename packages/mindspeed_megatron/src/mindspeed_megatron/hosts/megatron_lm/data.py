@@ -13,8 +13,9 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.run import Batch, DataIterators, Datasets, Sampling
 from mindspeed_megatron.data_source import check_kept_apart, data_source
 from mindspeed_megatron.hosts.megatron_lm import pretrain_call
-from mindspeed_megatron.hosts.megatron_lm.batches import FIELDS, SLOT, SPLIT, splits_sequences
+from mindspeed_megatron.hosts.megatron_lm.batches import SLOT, SPLIT, splits_sequences
 from mindspeed_megatron.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
+from mindspeed_megatron.hosts.megatron_lm.script_batch import batch_of
 from mindspeed_megatron.micro_batches import check_shape, micro_batches
 from mindspeed_megatron.unwrap import unwrap
 
@@ -144,12 +145,13 @@ def get_batch(run: Run, data_iterator: Iterator[Any]) -> Batch:
     now = pretrain_call.current()
     now.padding_mask = None
     values = now.pending("get_batch")(data_iterator)
-    if not isinstance(unwrap(run.model[0]), (GPTModel, MambaModel)) or len(values) not in (5, 6):
+    batch = batch_of(values, now.padding_mask)
+    if not isinstance(unwrap(run.model[0]), (GPTModel, MambaModel)) or batch is None:
         raise UserError(
             "an active feature works on the parts of a batch, which are known of GPT and Mamba scripts alone"
             "; drop its flag for this script"
         )
-    batch = Batch(**dict(zip(FIELDS, values)), padding_mask=now.padding_mask)
+    now.described_by_script = batch.packed_seq_params
     if splits_sequences(now):
         _check_whole(run, batch)
     return batch

@@ -355,6 +355,15 @@ PATCHES = (
         "Megatron-LM trains only where it is",
         platforms=_EMULATED,
     ),
+    intercepted(
+        "torch.accelerator:is_available",
+        "emulation:no_accelerator",
+        "",
+        "a torch made for CUDA would pin what data loaders read for the device that is not there",
+        kind="replace",
+        platforms=_EMULATED,
+        required=False,
+    ),
     *(
         intercepted(
             f"torch.cuda:{name}", f"emulation:{name}", "", reason, kind="replace", platforms=_EMULATED
