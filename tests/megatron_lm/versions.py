@@ -1,8 +1,8 @@
 """Megatron-LM's own `pretrain_gpt.py` with the adaptor's line against the untouched script, step by step.
 
-Run with MEGATRON_LM_PATH naming a checkout of any supported version, and MEGATRON_LM_PYTHON an interpreter with
-what it imports. Everything that is compared is trained with the checkout's own megatron-core, several trainings
-in one process per rank. The exit status is 0 when every loss agrees within what its case allows.
+Run with MEGATRON_LM_PATH naming a checkout of any supported version, and MEGATRON_LM_PYTHON an interpreter
+with what it imports. Everything is trained with the checkout's own megatron-core, several trainings in one
+process per rank. The exit status is 0 when every loss agrees within what its case allows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ LLAMA = (
     "--normalization RMSNorm --swiglu --disable-bias-linear --position-embedding-type rope "
     "--group-query-attention --num-query-groups 2"
 )
-EXPERTS = f"{LLAMA} --num-experts 4 --moe-token-dispatcher-type alltoall --moe-router-topk 2 --moe-aux-loss-coeff 1e-2"
+EXPERTS = (
+    f"{LLAMA} --num-experts 4 --moe-token-dispatcher-type alltoall --moe-router-topk 2 "
+    "--moe-aux-loss-coeff 1e-2"
+)
 FEATURES = "--use-flash-attn --use-fused-rmsnorm --swap-attention --recompute-norm"
 MOE_FEATURES = f"{FEATURES} --moe-zero-memory level0"
 TP, PP = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"

@@ -1,9 +1,9 @@
 """One rank of several trainings of Megatron-LM's own `pretrain_gpt.py`, one after the other in one process.
 
 Usage: `python versions_rank.py CASES RESULTS` with Megatron-LM first on the module path. CASES is a JSON file
-with a list of trainings: their name, whether the adaptor's line is in the script, and flags. The last rank writes
-to RESULTS, for each training, the losses and gradient norms of its steps and how many functions of Megatron-LM
-were intercepted.
+with a list of trainings: their name, whether the adaptor's line is in the script, and flags. The last rank
+writes to RESULTS, for each training, the losses and gradient norms of its steps and how many functions of
+Megatron-LM were intercepted.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""A script as those of core_v0.18 and later are: it reads its arguments, and hands settings to ``pretrain``."""
+"""A script as those of core_v0.18 and later: it reads its arguments, and hands settings to ``pretrain``."""
 
-import sys
 from functools import partial
-from pathlib import Path
 
 import torch
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-
 from fake_newer import BATCH_KEYS, GPTModelConfig, settings_of
 from megatron.core import mpu
 from megatron.core.enums import ModelType
