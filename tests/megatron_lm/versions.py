@@ -31,8 +31,8 @@ EXPERTS = (
     f"{LLAMA} --num-experts 4 --moe-token-dispatcher-type alltoall --moe-router-topk 2 "
     "--moe-aux-loss-coeff 1e-2"
 )
-FEATURES = "--use-flash-attn --use-fused-rmsnorm --swap-attention --recompute-norm"
-MOE_FEATURES = f"{FEATURES} --moe-zero-memory level0"
+FEATURES = "--use-flash-attn --use-fused-rmsnorm --swap-attention --swap-min-bytes 0 --recompute-norm"
+MOE_FEATURES = f"{FEATURES} --moe-permute-fusion --moe-permutation-async-comm"
 TP, PP = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
 SHARDED = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 PACKED = "--reset-attention-mask --reset-position-ids --eod-mask-loss"
@@ -144,8 +144,11 @@ def train(cases: Sequence[Case], size: int, checkout: Path, folder: Path, corpus
     python = os.environ.get("MEGATRON_LM_PYTHON", sys.executable)
     command = [python, str(HERE / "versions_rank.py"), str(listed), str(results)]
     launch(command, size, folder / "ranks.log", {"PYTHONPATH": str(checkout)}, folder)
-    lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-    return {line["name"]: line for line in lines}
+    found: dict[str, dict] = {}
+    for line in map(json.loads, results.read_text(encoding="utf-8").splitlines()):
+        known = found.setdefault(line["name"], {})
+        found[line["name"]] = {**known, **{name: value for name, value in line.items() if value or not known}}
+    return found
 
 
 def tell(case: Case, found: dict[str, dict]) -> bool:

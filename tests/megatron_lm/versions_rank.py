@@ -1,9 +1,9 @@
 """One rank of several trainings of Megatron-LM's own `pretrain_gpt.py`, one after the other in one process.
 
 Usage: `python versions_rank.py CASES RESULTS` with Megatron-LM first on the module path. CASES is a JSON file
-with a list of trainings: their name, whether the adaptor's line is in the script, and flags. The last rank
-writes to RESULTS, for each training, the losses and gradient norms of its steps and how many functions of
-Megatron-LM were intercepted.
+with a list of trainings: their name, whether the adaptor's line is in the script, and flags. The first rank
+and the last write to RESULTS, for each training, the losses and gradient norms of its steps, if they have any,
+and how many functions of Megatron-LM were intercepted, which the first says.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main() -> None:
             traceback.print_exc()
             if not (isinstance(error, SystemExit) and error.code in (None, 0)):
                 line["error"] = f"{type(error).__name__}: {error}"
-        if rank == size - 1:
+        if rank in (0, size - 1):
             with results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         import_module("megatron.training.training").destroy_global_state()

@@ -122,7 +122,7 @@ def test_nothing_stays_changed(alone, when):
 
 
 def test_unknown_flags_and_plans_that_fail_end_the_program_with_a_message(alone):
-    assert (alone["unknown"]["status"], alone["conflict"]["status"]) == (1, 1)
+    assert (alone["unknown"]["status"], alone["conflict"]["status"]) == (2, 1)
     assert "--no-such-flag" in alone["unknown"]["err"]
     assert "spirals need RMSNorm" in alone["conflict"]["err"]
     assert (alone["plan"]["status"], alone["plan"]["log"]) == (0, [])

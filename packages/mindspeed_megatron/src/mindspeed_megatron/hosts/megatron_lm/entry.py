@@ -119,7 +119,7 @@ def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
         if now is not None:
             now.command_line = line
             with reported():
-                session.refuse_at_once(args, now.platform_kinds)
+                session.refuse_at_once(args, now.platform_kinds, again=not now.in_pretrain)
         return args
 
     return parse_args
