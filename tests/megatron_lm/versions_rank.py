@@ -1,9 +1,9 @@
 """One rank of several trainings of Megatron-LM's own `pretrain_gpt.py`, one after the other in one process.
 
-Usage: `python versions_rank.py CASES RESULTS` with Megatron-LM first on the module path. CASES is a JSON file
-with a list of trainings: their name, whether the adaptor's line is in the script, and flags. The first rank
-and the last write to RESULTS, for each training, the losses and gradient norms of its steps, if they have any,
-and how many functions of Megatron-LM were intercepted, which the first says.
+Usage: `python versions_rank.py CASES RESULTS` with Megatron-LM first on the module path. CASES is a JSON
+file with a list of trainings: their name, whether the adaptor's line is in the script, and flags. The first
+rank and the last write to RESULTS, for each training, what its steps gave, if they know it, and how many
+functions of Megatron-LM were intercepted, which the first says.
 """
 
 from __future__ import annotations

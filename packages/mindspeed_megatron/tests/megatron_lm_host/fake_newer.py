@@ -18,10 +18,12 @@ PROVIDED = (("BUILT = True", "BUILT = False"),)
 
 
 def use():
-    """Put the newer functions in place of the older ones."""
+    """Put the newer functions in place of the older ones; harmless when repeated."""
     fake.use_fake()
-    training = importlib.import_module("megatron.training.training")
     arguments = importlib.import_module("megatron.training.arguments")
+    if hasattr(arguments, "parse_and_validate_args"):
+        return
+    training = importlib.import_module("megatron.training.training")
     initialize = importlib.import_module("megatron.training.initialize")
     package = importlib.import_module("megatron.training")
 
@@ -79,7 +81,6 @@ def use():
         function.__module__, function.__qualname__ = module.__name__, function.__name__
         setattr(module, function.__name__, function)
     package.pretrain = pretrain
-    training.GPTModelConfig = GPTModelConfig
 
 
 def groups():

@@ -2,19 +2,25 @@
 
 from functools import partial
 
+import fake_newer
 import torch
 from fake_newer import BATCH_KEYS, GPTModelConfig, settings_of
 from megatron.core import mpu
 from megatron.core.enums import ModelType
 from megatron.core.utils import get_attr_wrapped_model
-from megatron.training import get_args, pretrain
-from megatron.training.arguments import core_transformer_config_from_args, parse_and_validate_args
-from megatron.training.utils import (
+from megatron.training import get_args
+from pretrain_fake import Counting, gpt_builder, loss_func, model_provider
+
+# Processes that write checkpoints import this script anew.
+fake_newer.use()
+
+from megatron.training.arguments import core_transformer_config_from_args, parse_and_validate_args  # noqa: E402
+from megatron.training.training import pretrain  # noqa: E402
+from megatron.training.utils import (  # noqa: E402
     get_batch_on_this_cp_rank,
     get_batch_on_this_tp_rank,
     is_first_or_last_pipeline_stage,
 )
-from pretrain_fake import Counting, gpt_builder, loss_func, model_provider
 
 BUILT = True
 

@@ -98,8 +98,8 @@ ARGUMENTS = (
         "get_batch",
         "get_batch",
         "the script's forward step looks it up among the script's names",
-        versions="0.15 and older return five values, without packed_seq_params; 0.18 and later return ten, and a "
-        "feature's packed_seq_params reaches the model beside the script",
+        versions="0.15 and older return five values, without packed_seq_params; 0.18 and later return ten, "
+        "and packed_seq_params of a feature reaches the model beside the script",
     ),
     by(
         GLOBAL,
