@@ -41,13 +41,15 @@ def has(checkout: Path, target: str) -> bool:
 
 
 def _defines(tree: ast.AST, names: list[str]) -> bool:
+    first, *inner = names
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            if any(names[0] == (alias.asname or alias.name) for alias in node.names):
-                return True
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == names[0]:
-            if len(names) == 1 or _defines(node, names[1:]):
-                return True
+            found = any(first == (alias.asname or alias.name) for alias in node.names)
+        else:
+            found = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == first
+            found = found and (not inner or _defines(node, inner))
+        if found:
+            return True
     return False
 
 
