@@ -69,6 +69,7 @@ CASES = (
     Case("pp2", PP),
     Case("dp2, distributed optimizer", SHARDED, resumed=True),
     Case("tp2 + sp, features", f"{LLAMA} {TP} --sequence-parallel", FEATURES, tolerance=1e-6),
+    Case("pp2, nanopipe", f"{LLAMA} {PP}", "--use-nanopipe", tolerance=1e-6),
     Case("pp2, documents, features", f"{LLAMA} {PP} {PACKED}", FEATURES, tolerance=1e-6),
     Case("dp2, experts and features", f"{EXPERTS} {SHARDED}", MOE_FEATURES, tolerance=1e-6, resumed=True),
     Case(

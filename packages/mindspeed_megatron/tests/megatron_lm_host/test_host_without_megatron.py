@@ -7,6 +7,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +19,7 @@ from mindspeed_core.errors import ArgumentError
 from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.registry import Registry
 from mindspeed_megatron.hosts.megatron_lm import checkout
+from mindspeed_megatron.hosts.megatron_lm.flag_ownership import still_values
 from mindspeed_megatron.hosts.megatron_lm.flags import _of_record, flags_of
 from mindspeed_megatron.hosts.megatron_lm.needed_patches import needed, patches_for
 from mindspeed_megatron.hosts.megatron_lm.patch_table import ARGUMENTS, ENTRIES, PATCHES, STARTUPS
@@ -204,6 +206,11 @@ def test_a_checkout_that_is_too_old_is_named(tmp_path, monkeypatch, forgotten):
 def test_scripts_that_read_arguments_first_are_known_by_what_pretrain_takes():
     assert checkout.takes_settings(lambda cfg_container, datasets: None)
     assert not checkout.takes_settings(lambda datasets, model_provider: None)
+
+
+def test_what_a_feature_claims_is_still_in_settings_made_before():
+    claiming = SimpleNamespace(claims=lambda option: option == "--record-memory-history")
+    assert still_values(claiming) == {"record_memory_history": False}
 
 
 def test_a_restart_that_would_read_no_arguments_again_is_refused():

@@ -71,11 +71,15 @@ def _micro_batches(
 
     session = now.session
     args = session.args
+    size = args.micro_batch_size
+    if split != "train":
+        # Scripts of core_v0.18 and later validate in micro-batches of a size of their own.
+        size = getattr(args, "eval_micro_batch_size", None) or size
     sampling = Sampling(
         dataset=dataset,
         split=split,
         consumed_samples=consumed,
-        micro_batch_size=args.micro_batch_size,
+        micro_batch_size=size,
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
         endless=split != "train",
@@ -100,16 +104,16 @@ def _micro_batches(
         )
     else:
         remedy = ""
-    return _checked(now.session, found, remedy)
+    return _checked(now.session, found, size, remedy)
 
 
-def _checked(session: Session, found: Iterator[Any], remedy: str) -> Iterator[Any]:
+def _checked(session: Session, found: Iterator[Any], size: int, remedy: str) -> Iterator[Any]:
     """Yield micro-batches whose documents stay apart; with a remedy they have the usual shape."""
     args = session.args
     for sample in found:
         check_kept_apart(session, args, sample)
         if remedy:
-            check_shape(sample, (args.micro_batch_size, args.seq_length), remedy)
+            check_shape(sample, (size, args.seq_length), remedy)
         yield sample
 
 
