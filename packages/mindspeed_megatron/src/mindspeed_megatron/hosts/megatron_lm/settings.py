@@ -36,7 +36,7 @@ def take_over_settings(now: PretrainCall, settings: Any) -> None:
 def _through_stages(now: PretrainCall, kind: type) -> type:
     """Return a builder of models like ``kind``, whose chunks and their wrappers come from stages."""
 
-    class Builder(kind):  # type: ignore[misc]
+    class Builder(kind):
         def build_model(self, pg_collection: Any, *rest: Any, **named: Any) -> Any:
             parallel.seed_before_model(now)
             build = super().build_model
@@ -46,7 +46,7 @@ def _through_stages(now: PretrainCall, kind: type) -> type:
             build = super().build_distributed_models
 
             def hand_over(provider: Any) -> None:
-                self.build_model = provider
+                vars(self)["build_model"] = provider
 
             return model.distribute(now, build, args, named, hand_over)
 
