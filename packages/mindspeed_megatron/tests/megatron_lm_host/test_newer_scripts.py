@@ -24,8 +24,8 @@ DOCUMENTS = (
         "--max-position-embeddings",
         "32",
     ),
-    *("--untie-embeddings-and-output-weights", "--pipeline-model-parallel-size", "2"),
-    *("--context-parallel-size", "2", "--reset-position-ids", "--reset-attention-mask", "--train-iters", "2"),
+    *("--untie-embeddings-and-output-weights", "--context-parallel-size", "2", "--reset-position-ids"),
+    *("--reset-attention-mask", "--train-iters", "2"),
 )
 
 
@@ -145,13 +145,21 @@ def pairs(tmp_path_factory):
 
 
 def train_in_pairs(folder):
+    from mindspeed_cp.features import DECLARATIONS
+
+    features = (fake.Average, fake.Twice, fake.WholeBatch, *DECLARATIONS)
+    adaptor = fake.adapt(*features)
+    older = losses(run(fake.SCRIPT, *DOCUMENTS))
+    adaptor.uninstall()
     fake_newer.use()
-    fake.adapt(fake.Average, fake.Twice, fake.WholeBatch)
+    fake.adapt(*features)
     built = fake_newer.SCRIPT
     flags = (*LOCAL, "--use-distributed-optimizer", "--average", "--twice", "--train-iters", "4")
     place = ("--save", folder, "--save-interval", "2", "--exit-interval", "2")
-    found = {"whole": run(built, *flags)["log"], "part": run(built, *flags, *place)["log"]}
+    found = {"whole": run(built, *flags)["log"], "part": run(built, *flags, *place)["log"], "older": older}
     found["rest"] = run(built, *flags, "--load", folder)["log"]
+    for name, script in scripts(folder).items():
+        found[name] = losses(run(script, *DOCUMENTS))
     shape = (*LOCAL, "--untie-embeddings-and-output-weights", "--reset-position-ids", "--train-iters", "1")
     shape = (*shape, "--whole-batch", "--global-batch-size", "2")
     for name, flag in (("pp2", "--pipeline-model-parallel-size"), ("tp2", "--tensor-model-parallel-size")):
@@ -179,25 +187,7 @@ def test_a_feature_gets_what_it_needs_of_a_batch_on_every_rank(pairs):
     assert pairs[0]["tp2"] == pairs[1]["tp2"]
 
 
-@pytest.fixture(scope="module")
-def split(tmp_path_factory):
-    return run_world(
-        f"{__name__}:train_split_documents", 4, str(tmp_path_factory.mktemp("split")), timeout=200
-    )
-
-
-def train_split_documents(folder):
-    from mindspeed_cp.features import DECLARATIONS
-
-    adaptor = fake.adapt(*DECLARATIONS)
-    found = {"older": losses(run(fake.SCRIPT, *DOCUMENTS))}
-    adaptor.uninstall()
-    fake_newer.use()
-    fake.adapt(*DECLARATIONS)
-    return found | {name: losses(run(script, *DOCUMENTS)) for name, script in scripts(folder).items()}
-
-
 @pytest.mark.parametrize("name", ["built", "provided"])
-def test_a_description_of_split_documents_reaches_the_model(split, name):
-    assert [rank[name] for rank in split] == [rank["older"] for rank in split]
-    assert any(len(rank[name][1]) == 2 for rank in split)
+def test_a_description_of_split_documents_reaches_the_model(pairs, name):
+    assert pairs[0][name] == pairs[0]["older"]
+    assert len(pairs[0][name][1]) == 2
