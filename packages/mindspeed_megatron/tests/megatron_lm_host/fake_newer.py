@@ -120,7 +120,7 @@ BATCH_KEYS = (
 
 
 class GPTModelConfig:
-    """What a builder makes a model of."""
+    """Settings of which a builder makes a model."""
 
     def __init__(self, transformer, provider):
         self.transformer = transformer

@@ -1,4 +1,8 @@
-"""The end of a program with one message, for an error that the user can put right."""
+"""The end of a program with one message, for an error that the user can put right.
+
+Scripts of core_v0.18 and later run code of their own between the reading of the arguments and ``pretrain``:
+every interception in between ends this way, and so do those within.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model chunk is told of a micro-batch beside the script, which has no place for it."""
+"""Facts of a micro-batch that a model chunk is told beside the script, which has no place for them."""
 
 from __future__ import annotations
 
