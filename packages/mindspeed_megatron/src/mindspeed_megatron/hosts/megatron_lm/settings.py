@@ -46,7 +46,7 @@ def _through_stages(now: PretrainCall, kind: type) -> type:
             build = super().build_distributed_models
 
             def hand_over(provider: Any) -> None:
-                vars(self)["build_model"] = provider
+                object.__setattr__(self, "build_model", provider)
 
             return model.distribute(now, build, args, named, hand_over)
 
