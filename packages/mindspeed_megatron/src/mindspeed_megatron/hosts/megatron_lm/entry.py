@@ -159,8 +159,11 @@ def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def pretrain(*args: Any, **named: Any) -> Any:
         bound = signature.bind(*args, **named)
-        with reported():
-            now = _arguments_read() if takes_settings(original) else _start()
+        if takes_settings(original):
+            with reported():
+                now = _arguments_read()
+        else:
+            now = _start()
         failed = True
         try:
             now.in_pretrain = True
