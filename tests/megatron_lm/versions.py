@@ -34,7 +34,6 @@ EXPERTS = (
 FEATURES = "--use-flash-attn --use-fused-rmsnorm --swap-attention --swap-min-bytes 0 --recompute-norm"
 MOE_FEATURES = f"{FEATURES} --moe-permute-fusion --moe-permutation-async-comm"
 TP, PP = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
-INTERLEAVED = f"{PP} --num-virtual-stages-per-pipeline-rank 2"
 SHARDED = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 RESET, IN_ATTENTION = "--reset-attention-mask", "--no-create-attention-mask-in-dataloader"
 PACKED = f"{RESET} --reset-position-ids --eod-mask-loss"
@@ -78,7 +77,6 @@ CASES = (
         # Megatron-LM alone refuses it without TransformerEngine.
         without="--sequence-parallel",
     ),
-    Case("interleaved pp2, nanopipe", f"{LLAMA} {INTERLEAVED}", "--use-nanopipe", tolerance=1e-6),
     Case("pp2, documents, features", f"{LLAMA} {PP} {PACKED}", FEATURES, tolerance=1e-6),
     Case("dp2, experts and features", f"{EXPERTS} {SHARDED}", MOE_FEATURES, tolerance=1e-6, resumed=True),
     Case(
