@@ -96,7 +96,7 @@ def megatron_lm_stages_page(registry: Registry) -> str:
         "platform in use; entries are intercepted from the import of the adaptor on. The guide is",
         "[Inside Megatron-LM's scripts](../megatron-lm.md).",
         "",
-        *table(("stage", "Megatron-LM", "means", "why", "older versions"), rows),
+        *table(("stage", "Megatron-LM", "means", "why", "other versions"), rows),
         "",
         "## Without a stage",
         "",

@@ -14,7 +14,10 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +36,11 @@ _DEVICE = SimpleNamespace(
 def is_available() -> bool:
     """Megatron-LM trains only where it is."""
     return True
+
+
+def no_accelerator() -> bool:
+    """A torch made for CUDA would pin memory for a device."""
+    return False
 
 
 def get_device_properties(device: Any = None) -> SimpleNamespace:
@@ -70,16 +78,19 @@ def keeps_generator(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def recorded(original: Callable[..., Any], numbers: Path) -> Callable[..., Any]:
+def recorded(
+    original: Callable[..., Any], steps: list[dict[str, float]], numbers: Path | None
+) -> Callable[..., Any]:
     """Megatron-LM's `train_step`, whose results are written down in full precision."""
 
     def train_step(*args: Any, **options: Any) -> Any:
         results = original(*args, **options)
         losses, norm = results[0], results[5]
-        if losses and torch.distributed.get_rank() == _first_of_last_stage():
-            line = {name: float(value) for name, value in losses.items()} | {"grad_norm": float(norm)}
-            with numbers.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+        if losses:
+            steps.append({name: float(value) for name, value in losses.items()} | {"grad_norm": float(norm)})
+            if numbers is not None and torch.distributed.get_rank() == _first_of_last_stage():
+                with numbers.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(steps[-1]) + "\n")
         return results
 
     return train_step
@@ -93,12 +104,14 @@ def _first_of_last_stage() -> int:
     return world // stages * (stages - 1)
 
 
-def main() -> None:
-    """Open the emulation and run the script."""
-    checkout = Path(os.environ["MEGATRON_LM_PATH"]).resolve()
-    numbers = Path(sys.argv[1]).resolve()
-    sys.argv = [str(checkout / "pretrain_gpt.py"), *sys.argv[2:]]
-    sys.path.insert(0, str(checkout))
+@contextmanager
+def emulated(numbers: Path | None = None) -> Iterator[list[dict[str, float]]]:
+    """Answer Megatron-LM's questions about a device, and yield a list that its steps are written to.
+
+    Args:
+        numbers: a file that they are written to as well, by the last pipeline stage's first rank.
+    """
+    steps: list[dict[str, float]] = []
     answers = {
         f"torch.cuda:{function.__name__}": function
         for function in (is_available, get_device_properties, get_device_capability, get_device_name)
@@ -109,20 +122,43 @@ def main() -> None:
     ledger.apply(
         [
             Patch(target=target, new=f"emulated_rank:{function.__name__}", reason="Megatron-LM asks")
-            for target, function in answers.items()
+            for target, function in {**answers, "torch.accelerator:is_available": no_accelerator}.items()
         ],
         owner="Megatron-LM",
     )
-    torch.compiler.set_stance("force_eager")
-    from megatron.legacy import fused_kernels
+    stance = torch.compiler.set_stance("force_eager")
     from megatron.training import initialize, training
 
-    fused_kernels.load = no_kernels
-    initialize._warmup_jit_function = keeps_generator(initialize._warmup_jit_function)
-    for name in ("build_train_valid_test_data_iterators", "evaluate"):
-        setattr(training, name, keeps_generator(getattr(training, name)))
-    training.train_step = recorded(training.train_step, numbers)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    changes: list[tuple[Any, str, Any]] = [
+        (initialize, "_warmup_jit_function", keeps_generator(initialize._warmup_jit_function)),
+        *(
+            (training, name, keeps_generator(getattr(training, name)))
+            for name in ("build_train_valid_test_data_iterators", "evaluate")
+        ),
+        (training, "train_step", recorded(training.train_step, steps, numbers)),
+    ]
+    if find_spec("megatron.legacy") and find_spec("megatron.legacy.fused_kernels"):
+        changes.append((import_module("megatron.legacy.fused_kernels"), "load", no_kernels))
+    before = [(place, name, getattr(place, name)) for place, name, _ in changes]
+    for place, name, new in changes:
+        setattr(place, name, new)
+    try:
+        with stance:
+            yield steps
+    finally:
+        for place, name, old in before:
+            setattr(place, name, old)
+        ledger.revert()
+
+
+def main() -> None:
+    """Open the emulation and run the script."""
+    checkout = Path(os.environ["MEGATRON_LM_PATH"]).resolve()
+    numbers = Path(sys.argv[1]).resolve()
+    sys.argv = [str(checkout / "pretrain_gpt.py"), *sys.argv[2:]]
+    sys.path.insert(0, str(checkout))
+    with emulated(numbers):
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -49,9 +49,9 @@ def run_script(*flags, script=SCRIPT):
     return {"out": out.getvalue(), "err": err.getvalue(), "log": list(training.printed), "status": status}
 
 
-def changed_script(path, changes):
+def changed_script(path, changes, script=SCRIPT):
     """A copy of the script with some text replaced."""
-    text = SCRIPT.read_text(encoding="utf-8")
+    text = script.read_text(encoding="utf-8")
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)

@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
-from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -19,6 +19,7 @@ from mindspeed_core.errors import ArgumentError
 from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.registry import Registry
 from mindspeed_megatron.hosts.megatron_lm import checkout
+from mindspeed_megatron.hosts.megatron_lm.flag_ownership import still_values
 from mindspeed_megatron.hosts.megatron_lm.flags import _of_record, flags_of
 from mindspeed_megatron.hosts.megatron_lm.needed_patches import needed, patches_for
 from mindspeed_megatron.hosts.megatron_lm.patch_table import ARGUMENTS, ENTRIES, PATCHES, STARTUPS
@@ -202,20 +203,21 @@ def test_a_checkout_that_is_too_old_is_named(tmp_path, monkeypatch, forgotten):
         checkout.require()
 
 
-@pytest.mark.parametrize(
-    ("parameters", "refused"), [("cfg_container, datasets", True), ("datasets, model_provider", False)]
-)
-def test_a_checkout_whose_scripts_read_arguments_first_is_refused(
-    parameters, refused, tmp_path, monkeypatch, forgotten
-):
-    package = tmp_path / "megatron" / "training"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(f"def pretrain({parameters}): ...\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(checkout, "installed_version", lambda name: "0.18.2")
-    told = pytest.raises(ImportError, match=r"check out core_v0\.17\.1 or older, or use")
-    with told if refused else nullcontext():
-        checkout.require()
+def test_scripts_that_read_arguments_first_are_known_by_what_pretrain_takes():
+    assert checkout.takes_settings(lambda cfg_container, datasets: None)
+    assert not checkout.takes_settings(lambda datasets, model_provider: None)
+
+
+def test_what_a_feature_claims_is_still_in_settings_made_before():
+    claiming = SimpleNamespace(claims=lambda option: option == "--record-memory-history")
+    assert still_values(claiming) == {"record_memory_history": False}
+
+
+def test_a_restart_that_would_read_no_arguments_again_is_refused():
+    restarting = Namespace(inprocess_restart=True)
+    refuse_at_once(restarting, ())
+    with pytest.raises(ArgumentError, match="no feature would be active after a fault"):
+        refuse_at_once(restarting, (), again=True)
 
 
 def test_the_doctor_sees_the_checkout_and_what_it_imports(tmp_path, monkeypatch):

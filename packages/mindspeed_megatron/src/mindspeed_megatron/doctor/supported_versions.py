@@ -121,6 +121,13 @@ TRIALS = (
     Trial("cpu", "0.19.2", "2.13.0", "3.12", "the tests of mindspeed-tp, not the suite"),
     Trial("cpu", "Megatron-LM core_v0.16.1", "2.13.0", "3.11", "losses of its own scripts, step by step"),
     Trial(
+        "cpu",
+        "Megatron-LM core_v0.17.1, core_v0.18.2, core_v0.19.0",
+        "2.13.0",
+        "3.12",
+        "losses of pretrain_gpt.py with the adaptor, step by step, equal to the untouched script's",
+    ),
+    Trial(
         "npu",
         "0.16.1",
         "2.13.0, torch_npu 2.13.0",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.resolver.plan import PlanError, Problem
-from mindspeed_core.run import Batch
 from mindspeed_megatron.chunk_places import place_of_chunk
 from mindspeed_megatron.data_source import data_source
 from mindspeed_megatron.hosts.megatron_lm import NAME
+from mindspeed_megatron.hosts.megatron_lm.script_batch import FIELDS, NAMED, reads_samples, values_of
 
 if TYPE_CHECKING:
     from mindspeed_megatron.hosts.megatron_lm.pretrain_call import PretrainCall
@@ -30,9 +30,6 @@ model's configuration, made for every micro-batch."""
 
 SLOT = "context-parallel"
 """Whoever fills it splits sequences, and gets them whole."""
-
-FIELDS = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "packed_seq_params")
-"""Order in which scripts of language models return a batch; 0.15 and older leave the last out."""
 
 PADDING = "padding_mask"
 """The field that a script does not know: it reaches the model beside the script."""
@@ -53,9 +50,11 @@ def take_over_batches(now: PretrainCall, forward_step: Any) -> None:
     _refuse(now, names, more)
     now.tells_padding = PADDING in more
     now.reads_any_length = _has_many_lengths(now) and FETCH in names
+    named = reads_samples(names.get(FETCH))
     replaced: dict[str, Callable[..., Any]] = {}
     if (now.wants("get_batch", "compute_loss") or now.tells_padding) and GET_BATCH in names:
-        replaced[GET_BATCH] = _get_batch(now, names[GET_BATCH])
+        replaced[GET_BATCH] = _get_batch(now, names[GET_BATCH], named=named)
+        now.describes_beside = named
     if CONFIG in names and changes_config(now):
         replaced[CONFIG] = around_config_from_args(names[CONFIG])
     if splits_sequences(now) and SPLIT in names:
@@ -63,9 +62,9 @@ def take_over_batches(now: PretrainCall, forward_step: Any) -> None:
     if more:
         replaced[HAS_DATA] = _has_data(now, names[HAS_DATA])
     if now.reads_any_length:
-        replaced[FETCH] = _fetch_any_length(now, names[FETCH])
+        replaced[FETCH] = (_spread_any_length if named else _fetch_any_length)(now, names[FETCH])
     elif more:
-        replaced[FETCH] = _fetch(now, names[FETCH])
+        replaced[FETCH] = (_spread if named else _fetch)(now, names[FETCH])
     for name, new in replaced.items():
         _replace(now, names, name, new)
 
@@ -122,13 +121,13 @@ def _refuse(now: PretrainCall, names: Collection[str], more: Collection[str]) ->
         raise PlanError(problems)
 
 
-def _get_batch(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:
+def _get_batch(now: PretrainCall, original: Callable[..., Any], *, named: bool) -> Callable[..., Any]:
     session = now.session
 
     @functools.wraps(original)
-    def get_batch(data_iterator: Any, *rest: Any, **named: Any) -> Any:
+    def get_batch(data_iterator: Any, *rest: Any, **options: Any) -> Any:
         run = now.sync_run()
-        with now.calling("get_batch", lambda iterator: original(iterator, *rest, **named)) as call:
+        with now.calling("get_batch", lambda iterator: original(iterator, *rest, **options)) as call:
             now.batch = session.call(
                 "get_batch",
                 run=run,
@@ -136,18 +135,10 @@ def _get_batch(now: PretrainCall, original: Callable[..., Any]) -> Callable[...,
                 vp_stage=run.context.vp_stage,
                 microbatch=run.context.microbatch,
             )
-        return _as_tuple(now.batch, len(call.result) if call.made else len(FIELDS))
+        given = call.result if call.made else None
+        return values_of(now.batch, given, now.described_by_script, named=named)
 
     return get_batch
-
-
-def _as_tuple(batch: Batch, length: int) -> tuple[Any, ...]:
-    if batch.packed_seq_params is not None and length < len(FIELDS):
-        raise UserError(
-            "an active feature describes the batch, and the forward step of this script passes no "
-            "packed_seq_params on to the model; use the script of core_v0.16.1"
-        )
-    return tuple(getattr(batch, name) for name in FIELDS[:length])
 
 
 def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,37 +162,63 @@ def _fetch(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any
     def fetch(data_iterator: Any, *rest: Any, **named: Any) -> Any:
         read = None if data_iterator is None else _Read(data_iterator)
         batch: dict[str, Any] = original(read, *rest, **named)
-        vp_stage = now.sync_run().context.vp_stage
-        added = sorted(_added(now, vp_stage))
-        if not added:
-            return batch
-        if PADDING in added and read is not None:
-            batch = {**batch, PADDING: read.last.get(PADDING)}
-        usual = _fields(now, *_ends(vp_stage))[1]
-        # What is no field of a batch stays; of the others the script has filled those of this stage alone.
-        kept = {
-            name: None if name in FIELDS and name not in usual else value for name, value in batch.items()
-        }
-        found = kept | _on_every_rank(now, {name: batch.get(name) for name in added})
-        now.padding_mask = found.pop(PADDING, None)
-        return found
+        sample = batch
+        if read is not None:
+            sample = {**batch, PADDING: read.last.get(PADDING)}
+        return _with_added(now, batch, sample)
 
     return fetch
+
+
+def _spread(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def spread(batch: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        # Megatron-LM empties the parts that its own model does not need on this stage.
+        sample = dict(batch)
+        return _with_added(now, original(batch, *rest, **named), sample)
+
+    return spread
+
+
+def _with_added(now: PretrainCall, batch: dict[str, Any], sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rank's batch with the fields that features need beside; ``sample`` is what was read here."""
+    vp_stage = now.sync_run().context.vp_stage
+    added = sorted(_added(now, vp_stage))
+    if not added:
+        return batch
+    usual = _fields(now, *_ends(vp_stage))[1]
+    # What is no field of a batch stays; of the others the script has filled those of this stage alone.
+    kept = {name: None if name in FIELDS and name not in usual else value for name, value in batch.items()}
+    found = kept | _on_every_rank(now, {name: sample.get(name) for name in added})
+    now.padding_mask = found.pop(PADDING, None)
+    return found
 
 
 def _fetch_any_length(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fetch(data_iterator: Any, *rest: Any, **named: Any) -> Any:
-        run = now.sync_run()
-        vp_stage = run.context.vp_stage
-        wanted = _fields(now, *_ends(vp_stage))[1] | _added(now, vp_stage)
-        sample = next(data_iterator) if run.pg.tp.rank() == 0 else {}
-        found = _on_every_rank(now, {name: sample.get(name) for name in sorted(wanted)})
-        now.padding_mask = found.pop(PADDING, None)
+        found = _of_any_length(now, next(data_iterator) if now.sync_run().pg.tp.rank() == 0 else {})
         # In the order of the script, which passes them on by it.
         return {name: found.get(name) for name in FIELDS[:-1]}
 
     return fetch
+
+
+def _spread_any_length(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def spread(batch: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        return dict.fromkeys(NAMED) | _of_any_length(now, batch)
+
+    return spread
+
+
+def _of_any_length(now: PretrainCall, sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a sample that this stage needs, on all tensor-parallel ranks."""
+    vp_stage = now.sync_run().context.vp_stage
+    wanted = _fields(now, *_ends(vp_stage))[1] | _added(now, vp_stage)
+    found = _on_every_rank(now, {name: sample.get(name) for name in sorted(wanted)})
+    now.padding_mask = found.pop(PADDING, None)
+    return found
 
 
 class _Read:

@@ -43,6 +43,8 @@ PACKAGES = {
 VARIABLE = "MEGATRON_LM_PATH"
 OLDEST = "0.15.3"
 """Of the megatron-core that a checkout brings."""
+SETTINGS = "cfg_container"
+"""The argument of ``pretrain`` that scripts fill from arguments which they have read before."""
 
 
 def require() -> None:
@@ -55,7 +57,7 @@ def require() -> None:
     if mixed:
         raise ImportError(f"mindspeed_core.megatron_adaptor: {mixed}")
     try:
-        training = import_module("megatron.training")
+        import_module("megatron.training")
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if error.name in ("megatron", "megatron.training"):
@@ -76,18 +78,14 @@ def require() -> None:
             f"mindspeed_core.megatron_adaptor: this checkout brings megatron-core {found}; check out "
             f"core_v{OLDEST} or newer"
         )
-    # Its flags would be read and nothing of them done: the session opens inside of pretrain.
-    if takes_settings(getattr(training, "pretrain", None)):
-        raise ImportError(
-            "mindspeed_core.megatron_adaptor: scripts of this checkout read their arguments before they call "
-            "pretrain, where the session opens, so that no flag would act; check out core_v0.17.1 or older, "
-            "or use mindspeed-train"
-        )
 
 
 def takes_settings(pretrain: object) -> bool:
-    """Return whether a ``pretrain`` is that of core_v0.18 and later, which is called with a configuration."""
-    return callable(pretrain) and "cfg_container" in signature(pretrain).parameters
+    """Return whether a ``pretrain`` is that of core_v0.18 and later, which is called with a configuration.
+
+    Their scripts read and validate the arguments themselves, before they call it.
+    """
+    return callable(pretrain) and SETTINGS in signature(pretrain).parameters
 
 
 def find_checkout() -> Path | None:

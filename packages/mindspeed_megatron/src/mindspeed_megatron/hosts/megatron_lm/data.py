@@ -13,8 +13,9 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.run import Batch, DataIterators, Datasets, Sampling
 from mindspeed_megatron.data_source import check_kept_apart, data_source
 from mindspeed_megatron.hosts.megatron_lm import pretrain_call
-from mindspeed_megatron.hosts.megatron_lm.batches import FIELDS, SLOT, SPLIT, splits_sequences
+from mindspeed_megatron.hosts.megatron_lm.batches import SLOT, SPLIT, splits_sequences
 from mindspeed_megatron.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
+from mindspeed_megatron.hosts.megatron_lm.script_batch import batch_of
 from mindspeed_megatron.micro_batches import check_shape, micro_batches
 from mindspeed_megatron.unwrap import unwrap
 
@@ -70,11 +71,15 @@ def _micro_batches(
 
     session = now.session
     args = session.args
+    size = args.micro_batch_size
+    if split != "train":
+        # Scripts of core_v0.18 and later validate in micro-batches of a size of their own.
+        size = getattr(args, "eval_micro_batch_size", None) or size
     sampling = Sampling(
         dataset=dataset,
         split=split,
         consumed_samples=consumed,
-        micro_batch_size=args.micro_batch_size,
+        micro_batch_size=size,
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
         endless=split != "train",
@@ -99,16 +104,16 @@ def _micro_batches(
         )
     else:
         remedy = ""
-    return _checked(now.session, found, remedy)
+    return _checked(now.session, found, size, remedy)
 
 
-def _checked(session: Session, found: Iterator[Any], remedy: str) -> Iterator[Any]:
+def _checked(session: Session, found: Iterator[Any], size: int, remedy: str) -> Iterator[Any]:
     """Yield micro-batches whose documents stay apart; with a remedy they have the usual shape."""
     args = session.args
     for sample in found:
         check_kept_apart(session, args, sample)
         if remedy:
-            check_shape(sample, (args.micro_batch_size, args.seq_length), remedy)
+            check_shape(sample, (size, args.seq_length), remedy)
         yield sample
 
 
@@ -144,12 +149,13 @@ def get_batch(run: Run, data_iterator: Iterator[Any]) -> Batch:
     now = pretrain_call.current()
     now.padding_mask = None
     values = now.pending("get_batch")(data_iterator)
-    if not isinstance(unwrap(run.model[0]), (GPTModel, MambaModel)) or len(values) not in (5, 6):
+    batch = batch_of(values, now.padding_mask)
+    if not isinstance(unwrap(run.model[0]), (GPTModel, MambaModel)) or batch is None:
         raise UserError(
             "an active feature works on the parts of a batch, which are known of GPT and Mamba scripts alone"
             "; drop its flag for this script"
         )
-    batch = Batch(**dict(zip(FIELDS, values)), padding_mask=now.padding_mask)
+    now.described_by_script = batch.packed_seq_params
     if splits_sequences(now):
         _check_whole(run, batch)
     return batch

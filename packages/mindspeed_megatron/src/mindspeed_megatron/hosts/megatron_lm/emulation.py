@@ -28,6 +28,11 @@ def says_available(original: Callable[[], bool]) -> Callable[[], bool]:
     return is_available
 
 
+def no_accelerator() -> bool:
+    """Return that there is none, which data loaders ask before they pin memory."""
+    return False
+
+
 def get_device_properties(device: Any = None) -> SimpleNamespace:
     """Return name, age and size of the CPU."""
     return SimpleNamespace(

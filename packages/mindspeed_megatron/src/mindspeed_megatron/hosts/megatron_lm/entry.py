@@ -12,17 +12,21 @@ import inspect
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from typing import Any
 
-from mindspeed_core.errors import UserError
+from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.selection import AUTO, choose_platform, requested_platform
 from mindspeed_core.registry import Registry
 from mindspeed_core.runtime.patches import PatchLedger
 from mindspeed_megatron.hosts.megatron_lm import pretrain_call, script, session
+from mindspeed_megatron.hosts.megatron_lm.checkout import takes_settings
 from mindspeed_megatron.hosts.megatron_lm.command_line import CommandLine, asked_for
 from mindspeed_megatron.hosts.megatron_lm.patch_table import ENTRIES, STARTUPS
+from mindspeed_megatron.hosts.megatron_lm.pretrain_call import PretrainCall
+from mindspeed_megatron.hosts.megatron_lm.reported import reported
 
 OWNER = "megatron-lm adaptor"
 
@@ -54,6 +58,9 @@ def uninstall() -> None:
     """
     global _registry, _extra
     _registry, _extra = None, ()
+    now = pretrain_call.find()
+    if now is not None and not now.in_pretrain:
+        _finish(now, failed=True)
     _ledger.revert()
 
 
@@ -76,6 +83,18 @@ def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
     def parse_args(
         extra_args_provider: Callable[..., Any] | None = None, ignore_unknown_args: bool = False
     ) -> Any:
+        if not _script_reads_first():
+            return read(extra_args_provider, ignore_unknown_args)
+        before = pretrain_call.find()
+        if before is not None and before.in_pretrain:
+            return read(extra_args_provider, ignore_unknown_args)
+        if before is not None:
+            # Arguments that no training came of; those that are read now are of another one.
+            _finish(before, failed=True)
+        with _ended_by_failure(_start()):
+            return read(extra_args_provider, ignore_unknown_args)
+
+    def read(extra_args_provider: Callable[..., Any] | None, ignore_unknown_args: bool) -> Any:
         given = sys.argv
         line = CommandLine(given[1:], _installed_registry())
 
@@ -84,7 +103,7 @@ def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
                 parser = extra_args_provider(parser)
             line.extend(parser)
             if not ignore_unknown_args and not line.wants_help:
-                with _reported():
+                with reported():
                     line.check()
             if line.rewritten is not None:
                 # The parser reads them next.
@@ -99,8 +118,8 @@ def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
         now = pretrain_call.find()
         if now is not None:
             now.command_line = line
-            with _reported():
-                session.refuse_at_once(args, now.platform_kinds)
+            with reported():
+                session.refuse_at_once(args, now.platform_kinds, again=not now.in_pretrain)
         return args
 
     return parse_args
@@ -122,7 +141,7 @@ def around_validate_args(original: Callable[..., Any]) -> Callable[..., Any]:
                 result = original(given, *rest, **named)
             return given if result is None else result
 
-        with _reported():
+        with nullcontext() if now.in_pretrain else _ended_by_failure(now), reported():
             opened = session.open_session(now, args, validate, _installed_registry(), _extra, entry_patches())
             # Stage modules are imported once the session is open, so that they see what it patched.
             from mindspeed_megatron.hosts.megatron_lm.parallel import meet
@@ -140,16 +159,16 @@ def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def pretrain(*args: Any, **named: Any) -> Any:
         bound = signature.bind(*args, **named)
-        now = pretrain_call.begin()
-        early = PatchLedger()
+        if takes_settings(original):
+            with reported():
+                now = _arguments_read()
+        else:
+            now = _start()
         failed = True
         try:
-            now.platform_kinds = _make_available(early)
-            if asked_for("--yaml-cfg", sys.argv[1:]):
-                early.apply([row.patch() for row in STARTUPS], owner=OWNER)
-            now.before_opening = early.revert
-            script.take_over(now, bound.arguments)
-            with _reported():
+            now.in_pretrain = True
+            with reported():
+                script.take_over(now, bound.arguments)
                 result = original(*bound.args, **bound.kwargs)
             failed = False
             return result
@@ -157,13 +176,64 @@ def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
             failed = stop.code not in (None, 0)
             raise
         finally:
-            try:
-                session.close_session(now, failed)
-            finally:
-                pretrain_call.end()
-                early.revert()
+            _finish(now, failed)
 
     return pretrain
+
+
+def _script_reads_first() -> bool:
+    """Return whether scripts of this checkout read their arguments before they call ``pretrain``."""
+    return takes_settings(import_module("megatron.training.training").pretrain)
+
+
+def _arguments_read() -> PretrainCall:
+    """Return what the script began by reading its arguments.
+
+    Raises:
+        UserError: it has not read them for this training; flags of features would be ignored.
+        SessionError: another training has not ended.
+    """
+    now = pretrain_call.find()
+    if now is None or not now.has_session:
+        raise UserError(
+            "pretrain is called with settings that are not those of a command line, which flags of features "
+            "are read from; call parse_and_validate_args before each call of pretrain, or train with "
+            "mindspeed-train"
+        )
+    if now.in_pretrain:
+        raise SessionError("pretrain is called within pretrain; one training runs in a process at a time")
+    return now
+
+
+def _start() -> PretrainCall:
+    """Begin a training: the platform is chosen, and its device counts as available."""
+    now = pretrain_call.begin()
+    early = PatchLedger()
+    now.before_opening = early.revert
+    with _ended_by_failure(now):
+        now.platform_kinds = _make_available(early)
+        if asked_for("--yaml-cfg", sys.argv[1:]):
+            early.apply([row.patch() for row in STARTUPS], owner=OWNER)
+    return now
+
+
+def _finish(now: PretrainCall, failed: bool) -> None:
+    """End a training: everything but the patches of the import is as it was."""
+    try:
+        session.close_session(now, failed)
+    finally:
+        pretrain_call.end()
+        now.before_opening()
+
+
+@contextmanager
+def _ended_by_failure(now: PretrainCall) -> Iterator[None]:
+    """End a training whose start does not come about."""
+    try:
+        yield
+    except BaseException:
+        _finish(now, failed=True)
+        raise
 
 
 def _make_available(ledger: PatchLedger) -> frozenset[str]:
@@ -172,7 +242,7 @@ def _make_available(ledger: PatchLedger) -> frozenset[str]:
     Returns:
         The kinds of the platform that will be used.
     """
-    with _reported():
+    with reported():
         registry = _installed_registry()
         early = Namespace(
             platform=asked_for("--platform", sys.argv[1:]) or AUTO,
@@ -189,14 +259,3 @@ def _make_available(ledger: PatchLedger) -> frozenset[str]:
         )
         ledger.apply([available], owner=OWNER)
     return kinds
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """End the program with one message for an error that the user can put right."""
-    try:
-        yield
-    except UserError as error:
-        from mindspeed_megatron.launch.failure import report
-
-        raise SystemExit(report(error)) from None

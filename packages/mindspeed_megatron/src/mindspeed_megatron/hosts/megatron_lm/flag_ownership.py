@@ -75,6 +75,11 @@ def standing_in(session: Session, args: Namespace) -> Iterator[None]:
             setattr(args, dest, value)
 
 
+def still_values(session: Session) -> dict[str, Any]:
+    """Return the arguments of flags that features claim, with the values that keep Megatron-LM still."""
+    return {dest: still for option, (dest, still) in CLAIMABLE.items() if session.claims(option)}
+
+
 def leave_to_features(session: Session, run: Run) -> None:
     """Switch off what Megatron-LM's loop would do for a flag that an active feature declares."""
     args, kept = session.args, {}

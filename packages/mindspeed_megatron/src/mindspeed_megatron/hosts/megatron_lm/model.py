@@ -178,18 +178,29 @@ def build_layer_spec(args: Namespace, config: TransformerConfig) -> Any:
 
 
 def provide(
-    now: PretrainCall, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+    now: PretrainCall,
+    provider: Callable[..., Any],
+    args: tuple[Any, ...],
+    named: dict[str, Any],
+    config: Any = None,
 ) -> Any:
     """Build one chunk by the script's provider, from a configuration that features have changed.
+
+    Args:
+        now: the call of ``pretrain``.
+        provider: of the script, or the method of a builder.
+        args: what it was called with.
+        named: likewise, by name.
+        config: the configuration that a builder has; providers are handed theirs.
 
     Raises:
         UserError: the provider leaves the configuration it is given aside.
     """
     build = build_chunk if now.wants("build_model_chunk", "place_chunks") else _as_given
-    if not changes_config(now) or named.get("config") is not None:
-        return build(now, provider, args, named)
+    if config is not None or not changes_config(now) or named.get("config") is not None:
+        return build(now, provider, args, named, config)
     config = named["config"] = _config(now.session)
-    chunk = build(now, provider, args, named)
+    chunk = build(now, provider, args, named, None)
     if get_model_config(chunk) is not config:
         names = now.features_in("build_transformer_config")
         raise UserError(
@@ -201,7 +212,7 @@ def provide(
 
 
 def _as_given(
-    now: PretrainCall, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+    now: PretrainCall, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], config: Any
 ) -> Any:
     return provider(*args, **named)
 
@@ -213,7 +224,7 @@ def changes_config(now: PretrainCall) -> bool:
 
 
 def build_chunk(
-    now: PretrainCall, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+    now: PretrainCall, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], config: Any
 ) -> Any:
     """Build one chunk through its stage, from the script's provider."""
     session = now.session
@@ -232,7 +243,7 @@ def build_chunk(
         return session.call(
             "build_model_chunk",
             args=session.args,
-            config=given.get("config") or _config(session),
+            config=config or given.get("config") or _config(session),
             layer_spec=None,
             pre_process=place.pre_process,
             post_process=place.post_process,
@@ -253,13 +264,49 @@ def around_get_model(now: PretrainCall, original: Callable[..., Any], *args: Any
     """Intercept ``get_model``: the chunks of this rank, and their wrappers of data parallelism."""
     bound = arguments_of(original, args, named)
     bound.apply_defaults()
-    model = _build(now, original, bound)
+    hand_over = partial(bound.arguments.__setitem__, "model_provider_func")
+    return _distribute(now, original, bound, hand_over)
+
+
+def distribute(
+    now: PretrainCall,
+    original: Callable[..., Any],
+    args: tuple[Any, ...],
+    named: dict[str, Any],
+    hand_over: Callable[[Callable[..., Any]], None],
+) -> Any:
+    """Build and wrap the chunks of this rank by a builder's method, as `around_get_model` does by a function.
+
+    Args:
+        now: the call of ``pretrain``.
+        original: the method.
+        args: what it was called with.
+        named: likewise, by name.
+        hand_over: replaces what the method builds chunks with.
+    """
+    bound = arguments_of(original, args, named)
+    bound.apply_defaults()
+    return _distribute(now, original, bound, hand_over)
+
+
+def _distribute(
+    now: PretrainCall,
+    original: Callable[..., Any],
+    bound: inspect.BoundArguments,
+    hand_over: Callable[[Callable[..., Any]], None],
+) -> Any:
+    model = _build(now, original, bound, hand_over)
     if bound.arguments["wrap_with_ddp"] is False and not now.has_run:
         begin_run(now, model, bound.arguments.get("pg_collection"))
     return model
 
 
-def _build(now: PretrainCall, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+def _build(
+    now: PretrainCall,
+    original: Callable[..., Any],
+    bound: inspect.BoundArguments,
+    hand_over: Callable[[Callable[..., Any]], None],
+) -> Any:
     session, given = now.session, bound.arguments
     if not now.wants("build_model", "wrap_ddp"):
         return original(*bound.args, **bound.kwargs)
@@ -276,7 +323,7 @@ def _build(now: PretrainCall, original: Callable[..., Any], bound: inspect.Bound
     def wrap(chunks: list[Any]) -> Any:
         # Megatron-LM wraps in the function that builds; what is built already is handed to it.
         ready = iter([chunk.module if isinstance(chunk, Float16Module) else chunk for chunk in chunks])
-        given["model_provider_func"] = lambda *args, **named: next(ready)
+        hand_over(lambda *args, **named: next(ready))
         return original(*bound.args, **bound.kwargs)
 
     with now.calling("wrap_ddp", wrap):

@@ -46,6 +46,7 @@ ENTRIES = (
         "entry:around_validate_args",
         "validate_arguments_early validate_arguments",
         "the arguments are complete, those of a checkpoint included: the plan is made and the session opens",
+        versions="scripts of 0.18 and later read and validate arguments before they call pretrain",
     ),
 )
 """In force from the import of the adaptor on."""
@@ -97,7 +98,8 @@ ARGUMENTS = (
         "get_batch",
         "get_batch",
         "the script's forward step looks it up among the script's names",
-        versions="0.15 and older return five values, without packed_seq_params",
+        versions="0.15 and older return five values, without packed_seq_params; 0.18 and later return ten, "
+        "and packed_seq_params of a feature reaches the model beside the script",
     ),
     by(
         GLOBAL,
@@ -116,6 +118,14 @@ ARGUMENTS = (
         "get_batch_on_this_tp_rank",
         "batch_fields",
         "the script fetches samples with it; further fields are given to all tensor-parallel ranks",
+        versions="0.18 and later hand it the sample, which the script has read",
+    ),
+    by(
+        INSTANCE,
+        "cfg_container.model.get_builder_cls",
+        "build_model_chunk place_chunks seed_everything build_model wrap_ddp",
+        "the settings that pretrain is given name the builder of the model",
+        versions="0.19 and later, in place of model_provider and get_model",
     ),
     by(INSTANCE, "optimizer.step", "optimizer_step", "of the object that build_optimizer returns"),
     by(
@@ -152,6 +162,7 @@ PATCHES = (
         "model:around_config_from_args",
         "build_transformer_config",
         "the script's model_provider takes no configuration",
+        versions="0.18 and later make the configuration before pretrain is called",
         handed="config",
     ),
     intercepted(
@@ -354,6 +365,15 @@ PATCHES = (
         "",
         "Megatron-LM trains only where it is",
         platforms=_EMULATED,
+    ),
+    intercepted(
+        "torch.accelerator:is_available",
+        "emulation:no_accelerator",
+        "",
+        "a torch made for CUDA would pin what data loaders read for the device that is not there",
+        kind="replace",
+        platforms=_EMULATED,
+        required=False,
     ),
     *(
         intercepted(

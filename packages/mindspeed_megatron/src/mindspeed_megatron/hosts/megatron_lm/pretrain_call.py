@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.errors import SessionError
 from mindspeed_core.run import Batch, DistInfo, Run
 from mindspeed_megatron.hosts.megatron_lm.dropout_generator import DropoutGenerator
+from mindspeed_megatron.hosts.megatron_lm.reported import reported
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -47,13 +48,15 @@ class Call:
 
 
 class PretrainCall:
-    """State of one call of ``pretrain``.
+    """State of one call of ``pretrain``, and of the reading of its arguments where that comes before it.
 
     Attributes:
         platform_kinds: kinds of the platform in use, known before the session opens.
         command_line: the flags, read.
         dist: this process in the world, once torch.distributed runs.
         batch: the micro-batch that the script fetched last.
+        describes_beside: a feature's description of a batch reaches the model beside the script.
+        described_by_script: that of the micro-batch that the script fetched last.
         reports: what the micro-batches of the last schedule reported.
         configs: configurations that features have seen: as Megatron-LM made them, and as they became.
         saved: what features left in the checkpoint that is being loaded: facts, and state by feature.
@@ -68,7 +71,7 @@ class PretrainCall:
         before_opening: takes back what stood in for the session until it opens.
         script_opened: takes over names of the script once the session is open.
         optimizer_configured: the stage of the optimizer's configuration was reached.
-        handed: arguments of the script's ``model_provider``.
+        handed: arguments of the script's ``model_provider``; none where the session opens before it is known.
         seeded: generators were seeded anew for the model.
         began: the stage ``start_run`` was called.
         generator: the generator of dropout, kept from data loaders on CPU.
@@ -78,6 +81,7 @@ class PretrainCall:
         tells_padding: features say which positions are no tokens, and routers of experts hear of it.
         padding_mask: of the micro-batch that the script fetched last, bool ``[b, s]``; None without padding.
         reads_any_length: micro-batches reach tensor-parallel ranks in whatever length they have.
+        in_pretrain: Megatron-LM's function runs; scripts of core_v0.18 and later read their arguments before.
     """
 
     def __init__(self) -> None:
@@ -85,6 +89,8 @@ class PretrainCall:
         self.command_line: CommandLine | None = None
         self.dist: DistInfo | None = None
         self.batch = Batch()
+        self.describes_beside = False
+        self.described_by_script: Any = None
         self.reports: Sequence[Mapping[str, Any]] = ()
         self.configs: list[tuple[type | None, Any, Any]] = []
         self.saved: dict[str, Any] = {}
@@ -108,6 +114,7 @@ class PretrainCall:
         self.padding_mask: Any = None
         self.reads_any_length = False
         self.left_alone: dict[str, str] = {}
+        self.in_pretrain = False
         self._session: Session | None = None
         self._run: Run | None = None
         self._calls: dict[str, list[Call]] = {}
@@ -255,7 +262,10 @@ def intercepts(*, run: bool = False) -> Callable[[Callable[..., Any]], Callable[
                 now = _current
                 if now is None or not now.has_session or (run and not now.has_run):
                     return original(*args, **named)
-                return body(now, original, *args, **named)
+                if now.in_pretrain:
+                    return body(now, original, *args, **named)
+                with reported():
+                    return body(now, original, *args, **named)
 
             return intercepted
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.run import Datasets
 from mindspeed_megatron.hosts.megatron_lm.batches import take_over_batches
+from mindspeed_megatron.hosts.megatron_lm.checkout import SETTINGS
 
 if TYPE_CHECKING:
     from mindspeed_megatron.hosts.megatron_lm.pretrain_call import PretrainCall
@@ -19,14 +20,21 @@ def take_over(now: PretrainCall, arguments: dict[str, Any]) -> None:
     provider = next((name for name in arguments if name.startswith("train_valid_test_dataset")), "")
     if provider:
         arguments[provider] = _datasets_provider(now, arguments[provider])
-    if "model_provider" in arguments:
+    if arguments.get("model_provider") is not None:
         original = arguments["model_provider"]
-        now.handed = frozenset(inspect.signature(original).parameters)
+        if not now.has_session:
+            now.handed = frozenset(inspect.signature(original).parameters)
         arguments["model_provider"] = _model_provider(now, original)
+    if SETTINGS in arguments:
+        from mindspeed_megatron.hosts.megatron_lm.settings import take_over_settings
+
+        take_over_settings(now, arguments[SETTINGS])
     if "forward_step_func" in arguments:
         original = arguments["forward_step_func"]
         arguments["forward_step_func"] = _forward_step(now, original)
         now.script_opened = lambda: take_over_batches(now, original)
+    if now.has_session:
+        now.script_opened()
 
 
 def _datasets_provider(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:

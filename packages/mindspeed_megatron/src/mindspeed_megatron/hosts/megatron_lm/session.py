@@ -161,12 +161,25 @@ def _stages_of(plugins: Iterable[object]) -> frozenset[str]:
     )
 
 
-def refuse_at_once(args: Any, kinds: Collection[str]) -> None:
+def refuse_at_once(args: Any, kinds: Collection[str], *, again: bool = False) -> None:
     """Refuse what Megatron-LM starts before it validates its arguments.
 
+    Args:
+        args: as they were read, not validated.
+        kinds: of the platform in use.
+        again: ``pretrain`` alone would be called again by a restart, without the reading of arguments.
+
     Raises:
-        ArgumentError: a flag cannot work on this platform, or names a URL as a folder.
+        ArgumentError: a flag cannot work on this platform or in these scripts, or names a URL as a folder.
     """
+    if again and getattr(args, "inprocess_restart", False):
+        raise ArgumentError(
+            "--inprocess-restart",
+            None,
+            "scripts of core_v0.18 and later read their arguments outside of what is started again, so that "
+            "no feature would be active after a fault",
+            "leave it out and let the launcher start the processes again",
+        )
     if "cpu" in kinds and getattr(args, "use_persistent_ckpt_worker", False):
         raise ArgumentError(
             "--use-persistent-ckpt-worker",

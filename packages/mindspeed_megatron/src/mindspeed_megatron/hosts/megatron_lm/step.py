@@ -18,8 +18,8 @@ from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_megatron.chunk_places import loss_rank
 from mindspeed_megatron.hosts.megatron_lm import NAME, pretrain_call
 from mindspeed_megatron.hosts.megatron_lm.checkpoint import load_for_features
-from mindspeed_megatron.hosts.megatron_lm.padding import tell_padding
 from mindspeed_megatron.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
+from mindspeed_megatron.hosts.megatron_lm.told_models import tell_model
 from mindspeed_megatron.loss import is_mean, loss_of, on_every_stage, schedule_loss
 from mindspeed_megatron.loss_reduction import with_same_names
 from mindspeed_megatron.losses import Losses
@@ -200,9 +200,9 @@ def forward(
     if not now.wants(*stages) and not now.tells_padding:
         return original(data_iterator, model_chunk, *rest, **named)
     begin_microbatch(run, model_chunk)
-    now.batch = Batch()
-    if now.tells_padding:
-        tell_padding(now, model_chunk)
+    now.batch, now.described_by_script = Batch(), None
+    if now.tells_padding or now.describes_beside:
+        tell_model(now, model_chunk)
     with now.calling("forward_step", lambda iterator, chunk: original(iterator, chunk, *rest, **named)):
         return now.session.call(
             "forward_step",

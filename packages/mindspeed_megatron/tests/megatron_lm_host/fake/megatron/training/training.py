@@ -57,12 +57,32 @@ def pretrain(
         get_position_embedding_ranks=get_position_embedding_ranks,
         store=store,
     )
+    run(
+        get_model,
+        train_valid_test_dataset_provider,
+        model_provider,
+        model_type,
+        forward_step_func,
+        process_non_loss_data_func,
+        non_loss_data_func,
+    )
+
+
+def run(
+    build,
+    train_valid_test_dataset_provider,
+    model_provider,
+    model_type,
+    forward_step_func,
+    process_non_loss_data_func=None,
+    non_loss_data_func=None,
+):
     args = get_args()
     init_num_microbatches_calculator(
         args.rank, None, args.global_batch_size, args.micro_batch_size, args.data_parallel_size
     )
     set_jit_fusion_options()
-    model, optimizer, scheduler = setup_model_and_optimizer(model_provider, model_type)
+    model, optimizer, scheduler = setup_model_and_optimizer(model_provider, model_type, build=build)
     config = get_model_config(model[0])
     chunks = args.virtual_pipeline_model_parallel_size
     iterators = [
@@ -157,9 +177,9 @@ def get_optimizer_param_scheduler(optimizer):
     )
 
 
-def setup_model_and_optimizer(model_provider_func, model_type, checkpointing_context=None):
+def setup_model_and_optimizer(model_provider_func, model_type, checkpointing_context=None, build=None):
     args = get_args()
-    model = get_model(model_provider_func, model_type, wrap_with_ddp=not args.skip_train)
+    model = (build or get_model)(model_provider_func, model_type, wrap_with_ddp=not args.skip_train)
     config, overrides = get_megatron_optimizer_config(args)
     optimizer = get_megatron_optimizer(config, model, config_overrides=overrides)
     scheduler = get_optimizer_param_scheduler(optimizer)
