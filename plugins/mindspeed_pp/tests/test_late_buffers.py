@@ -22,7 +22,7 @@ FAULTS = {
 
 
 def taken_again(fault=None):
-    """Let a tensor leave into the buffer from which another one is coming back; return findings and values."""
+    """Let a tensor leave into the buffer from which another one comes back; return findings and values."""
     with nullcontext() if fault is None else planted(fault):
         session = prepare(training_flags((), 1), host=DEFAULT_HOST, platform="lagging")
         try:

@@ -26,7 +26,7 @@ _RULES = {
 }
 
 _seen_code: dict[int, tuple[Any, bool]] = {}
-"""Code objects by ``id``, each with whether its frames are left out; their own hash reads all of their code."""
+"""Code objects by ``id``, each with whether its frames are left out; their hash reads all of their code."""
 
 Frames = tuple[tuple[Any, int], ...]
 """Code objects and lines, the innermost first."""

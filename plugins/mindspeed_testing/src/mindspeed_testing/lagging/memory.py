@@ -57,7 +57,11 @@ class Region:
 
     def covers(self, other: Region) -> bool:
         """Return whether every byte of the other one is one of these."""
-        return self is other or (self.dense and self.low <= other.low and other.high <= self.high) or self == other
+        return (
+            self is other
+            or (self.dense and self.low <= other.low and other.high <= self.high)
+            or self == other
+        )
 
     def _bytes(self, low: int, high: int) -> Tensor:
         marked = torch.zeros(high - low, dtype=torch.bool)
