@@ -4,9 +4,9 @@
 
 A proof on the lagging device holds the order of all that is launched and, by the rules of HCCL (910B) and
 NCCL, every call of a process group. Outcomes are noted in ``build/lagging-proofs.jsonl`` as they come, each
-with the commit of a clean tree: a run that was cut short goes on where it ended, and a proof that passed on a
-commit is not run again on it unless ``--again`` is given. ``--since COMMIT`` counts what passed on that commit
-too.
+with the commit of a clean tree: a run that was cut short goes on where it ended, and a proof that passed on
+a commit is not run again on it unless ``--again`` is given. ``--since COMMIT`` counts what passed on that
+commit too.
 
 Once every proof has an outcome, the record says how many passed on which commit and names those that failed.
 What else is given goes to pytest: ``-n 2`` runs two proofs side by side.
