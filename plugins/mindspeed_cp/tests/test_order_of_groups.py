@@ -1,4 +1,4 @@
-"""Groups of a ring: all ranks come to them in one order, as the first batch of a group waits for all of them."""
+"""Groups of a ring: ranks come to them in one order, as the first batch of a group waits for all of them."""
 
 from types import SimpleNamespace
 
