@@ -341,10 +341,7 @@ class LaggingDevice(TorchDispatchMode):
         self, form: Form, read: Sequence[Tensor], written: Sequence[Tensor], without_blocking: bool
     ) -> tuple[LaggingStream, bool, bool]:
         """Return the stream of an operation, whether the host computes it, and whether it copies from it."""
-        if not self._host_keys:
-            return self.current(), False, False
-        touched = (*read, *written)
-        if not touched:
+        if not self._host_keys or not (touched := (*read, *written)):
             return self.current(), False, False
         pinned = [self.is_pinned(tensor) for tensor in touched]
         if all(pinned):
