@@ -137,7 +137,12 @@ def _nothing_of_a_launcher_is_left() -> Iterator[None]:
 
 OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher says of a rank."""
-WORLD_IMPORTS = ("mindspeed_kernels.modules.grouped_experts", "mindspeed_moe.placement")
+WORLD_IMPORTS = (
+    "mindspeed_kernels.modules.activation",
+    "mindspeed_kernels.modules.grouped_experts",
+    "mindspeed_kernels.modules.norm",
+    "mindspeed_moe.placement",
+)
 """Modules of plugins that take long to import, and are safe to fork after: worlds begin with them."""
 
 

@@ -215,6 +215,15 @@ def thorough(session: nox.Session) -> None:
 
 
 @nox.session
+def lagging(session: nox.Session) -> None:
+    """Every proof on the lagging device by the rules of HCCL and NCCL, and the record of it: an hour."""
+    install_for_tests(session)
+    # All of them stand in one file.
+    beside = (*SIDE_BY_SIDE, "--dist", "worksteal")
+    session.run("python", "tools/lagging_proofs.py", *beside, *PATIENT, *session.posargs, env=THREADS)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """ruff over everything."""
     session.install("-c", str(ROOT / "constraints.txt"), "ruff")

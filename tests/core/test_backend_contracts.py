@@ -197,6 +197,21 @@ def test_a_batch_does_not_meet_a_single_message():
     assert len(stuck_ranks(calls)) == 2
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_collectives_of_a_batch_meet_one_by_one(size):
+    """As gradients of two buckets do that are reduced together, and what follows waits for them."""
+    ranks = tuple(range(size))
+
+    def reduction(at, wait=None, batch=None):
+        return OrderedCall("data", ranks, "reduce_scatter_tensor", 4, "float32", None, at, wait, batch)
+
+    whole = [reduction(1, batch=1), reduction(2, batch=1), reduction(3, wait=4)]
+    assert stuck_ranks(dict.fromkeys(ranks, whole)) == ()
+    # One rank forgets a bucket.
+    part = [reduction(1, batch=1), reduction(3, wait=4)]
+    assert stuck_ranks({**dict.fromkeys(ranks, whole), 0: part})
+
+
 def test_ranks_that_turn_round_two_groups_wait_for_ever():
     def collective(group, at):
         return OrderedCall(group, (0, 1), "all_reduce", 4, "float32", None, at, at + 1)

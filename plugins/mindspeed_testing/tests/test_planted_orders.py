@@ -14,7 +14,6 @@ LLAMA = (
 SWAP = (*LLAMA, "--swap-attention", "--swap-min-bytes", "1024")
 OPTIMIZER = (*LLAMA, "--swap-optimizer", "--swap-optimizer-times", "3")
 PP2 = ("--pipeline-model-parallel-size", "2")
-CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2", "--global-batch-size", "8")
 RING = ("--context-parallel-size", "2", "--use-flash-attn")
 EXPERTS = (
     *("--num-layers", "2", "--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32"),
@@ -92,11 +91,6 @@ TWO_RANKS = {
         (*PP2, "--pipeline-schedule", "zb-h1"),
         PlantedFault("mindspeed_pp.mail", "                work.wait()", "                pass"),
         (READ, "mail.py"),
-    ),
-    "a host buffer of a pipeline stage is used again while it is read": (
-        (*PP2, "--pipeline-schedule", "nanopipe", *CHUNKS, "--use-nanopipe-swap"),
-        PlantedFault("mindspeed_pp.swaps", "            self.out.wait_event(read)", "            pass"),
-        (WRITTEN, "swaps.py"),
     ),
 }
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter
 
 if TYPE_CHECKING:
@@ -222,7 +223,9 @@ def gather_entries(run: Run, entries: Iterable[Any]) -> CanonicalState | None:
         if gathered is None:
             return None
         parts = gathered
-    return _paste(parts, _vocabulary(run))
+    # What puts copies together is the host's own: no device and no instrument follows it.
+    with _disable_current_modes():
+        return _paste(parts, _vocabulary(run))
 
 
 def _paste(parts: list[Any], vocabulary: int) -> CanonicalState:

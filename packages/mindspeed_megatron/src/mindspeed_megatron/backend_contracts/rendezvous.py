@@ -184,13 +184,16 @@ class _Game:
     def _meets(self, rank: int, key: Hashable, index: int) -> bool:
         call = self.calls[rank][index]
         if call.operation not in MESSAGES:
-            heads = {rank: index}
-            for other in call.ranks:
-                if other in self.calls and other != rank:
-                    head = self._head(other, key)
-                    if head is None or not self._same_group(call, self.calls[other][head.calls[0]]):
-                        return False
-                    heads[other] = head.calls[0]
+            heads: dict[int, int] = {}
+            # Collectives of a batch meet those of the other ranks' batches one by one, in order.
+            for one in (rank, *(other for other in call.ranks if other in self.calls and other != rank)):
+                head = self._head(one, key)
+                first = None if head is None else next(n for n in head.calls if n not in head.done)
+                if first is None or not self._same_group(call, self.calls[one][first]):
+                    return False
+                heads[one] = first
+            if heads[rank] != index:
+                return False
             for one, found in heads.items():
                 self._end(one, key, found)
             return True

@@ -126,7 +126,10 @@ class Transfers:
                 add(dist.irecv, move, move.source, receiving[move.block])
         if batches:
             counters.event(f"post {self.what}", moves[0].post)
-        for (_, arrive), batch in batches.items():
+        # All ranks come to the groups in one order: the first batch of a group waits for all its ranks.
+        groups = [self.plan.group, self.plan.second_group, self.plan.outer_group]
+        for group, arrive in sorted(batches, key=lambda key: (groups.index(key[0]), key[1])):
+            batch = batches[group, arrive]
             works = dist.batch_isend_irecv([operation for operation, _ in batch])
             # Buffers are held until their transfers are over, whoever else lets go of them.
             self.due.setdefault(arrive, []).append((works, [buffer for _, buffer in batch]))

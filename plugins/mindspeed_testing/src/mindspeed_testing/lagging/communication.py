@@ -132,8 +132,7 @@ class Communication:
             written = [(tensor, copies[_identity(tensor)]) for tensor in call.outputs]
             apart = [one for one in call.inputs if not any(_share(one, other) for other in call.outputs)]
             digests = [(tensor, _digest(tensor)) for tensor in apart]
-        late = LateWork(device, stream, count, name, work, written, digests)
-        with _disable_current_modes():
+            late = LateWork(device, stream, count, name, work, written, digests)
             for tensor, copy in written:
                 device.hold_back(tensor, stream, count, copy, work)
         return late

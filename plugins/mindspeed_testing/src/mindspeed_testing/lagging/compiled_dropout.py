@@ -13,7 +13,7 @@ from typing import Any
 from zlib import crc32
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from mindspeed_core.feature import Patch
 from mindspeed_testing.lagging.device import LaggingDevice
@@ -34,11 +34,13 @@ def compiled_dropout(device: LaggingDevice) -> Patch:
                 result: torch.Tensor = eager(x_with_bias, residual, prob)
                 return result
             before = torch.get_rng_state()
-            with torch.no_grad():
-                eager(x_with_bias, residual, prob)
+            with torch.no_grad(), _disable_current_modes():
+                # As eager dropout draws its mask.
+                torch.empty_like(x_with_bias[0]).bernoulli_(1 - prob)
             # Compiled code moves the generator on by as much, and draws by a seed of the graph's own.
             behind = torch.get_rng_state()
-            torch.manual_seed(crc32(before.numpy().tobytes()))
+            # `torch.manual_seed` would note a stack for each accelerator that this machine lacks.
+            torch.default_generator.manual_seed(crc32(before.numpy().tobytes()))
             try:
                 drawn: torch.Tensor = eager(x_with_bias, residual, prob)
             finally:

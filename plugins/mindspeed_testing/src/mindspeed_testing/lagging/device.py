@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-from mindspeed_testing.lagging.findings import Findings, Frames, calling_frames
+from mindspeed_testing.lagging.findings import OF_LAUNCHES, Findings, Frames, calling_frames
 from mindspeed_testing.lagging.forms import COPIES, Form, form_of, non_blocking
 from mindspeed_testing.lagging.freed import FreedMemory
 from mindspeed_testing.lagging.held_back import HeldBack
@@ -33,7 +33,6 @@ from mindspeed_testing.lagging.values import poison, poison_floats, strided
 
 _UNWRITTEN = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"})
 _READS_ON_HOST = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"})
-_PYTHON_NAMESPACES = ("mindspeed",)
 
 
 class LaggingDevice(TorchDispatchMode):
@@ -231,16 +230,19 @@ class LaggingDevice(TorchDispatchMode):
         Returns:
             Whether it reads what may not be there yet.
         """
-        frames = calling_frames()
-        early = [self._touch(tensor, stream, count, operation, frames, writes=False) for tensor in reads]
+        frames = calling_frames(OF_LAUNCHES)
+        early = False
+        for tensor in reads:
+            early |= self._touch(tensor, stream, count, operation, frames, writes=False)
         for tensor in writes:
             self._touch(tensor, stream, count, operation, frames, writes=True)
         for tensor in fresh:
-            history = self.history(tensor.untyped_storage(), None if stream is self.host else stream)
+            storage = tensor.untyped_storage()
+            history = self.history(storage, None if stream is self.host else stream)
             history.add(Access(stream, count, Region.of(tensor), frames, operation), writes=True)
             if history.owner is not None and not history.nbytes:
-                self._count(history, tensor.untyped_storage().nbytes())
-        return any(early)
+                self._count(history, storage.nbytes())
+        return early
 
     def _touch(
         self,
@@ -252,13 +254,12 @@ class LaggingDevice(TorchDispatchMode):
         *,
         writes: bool,
     ) -> bool:
-        storage = tensor.untyped_storage()
-        history = self.history(storage, self.main)
+        history = self.history(tensor.untyped_storage(), self.main)
         region = Region.of(tensor)
         before = history.unordered(stream, region, writes=writes)
         found = before is not None and not (before.stream is stream and before.count == count)
         if before is not None and found:
-            self._conflict(before, stream, operation, frames, writes=writes, wrote=before in history.writes)
+            self._conflict(before, stream, operation, writes=writes, wrote=before in history.writes)
         history.add(Access(stream, count, region, frames, operation), writes=writes)
         return found
 
@@ -267,7 +268,6 @@ class LaggingDevice(TorchDispatchMode):
         before: Access,
         stream: LaggingStream,
         operation: str,
-        frames: Frames,
         *,
         writes: bool,
         wrote: bool,
@@ -277,35 +277,40 @@ class LaggingDevice(TorchDispatchMode):
             for other in self._streams
             if other not in (stream, before.stream) and other.knows(before.stream.number, before.count)
         ]
+        frames = calling_frames()
         self.findings.add(before.met_by(stream, operation, frames, waited, writes=writes, wrote=wrote))
         if writes and not wrote:
             self._held.spoil(before)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled under a mode; torch would guard every operation against it.
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation as one of the current stream, or of the host."""
         kwargs = kwargs or {}
-        if func.namespace.startswith(_PYTHON_NAMESPACES):
-            return self._in_parts(func, args, kwargs)
         form = form_of(func)
-        if form.is_view or func.namespace == "c10d":
+        if form.is_python:
+            return self._in_parts(func, args, kwargs)
+        if form.passes:
             return func(*args, **kwargs)
         self.operations += 1
-        written = list(strided(form.written(args, kwargs)))
-        written_ids = {id(tensor) for tensor in written}
-        read = [tensor for tensor in strided((args, kwargs)) if id(tensor) not in written_ids]
+        read = strided((args, kwargs)) if kwargs else strided(args)
+        written: list[Tensor] = []
+        if form.places:
+            written = strided(form.written(args, kwargs))
+            written_ids = {id(tensor) for tensor in written}
+            read = [tensor for tensor in read if id(tensor) not in written_ids]
         stream, on_host, host_copy = self._place(form, read, written, non_blocking(form, args, kwargs))
         count = stream.launch()
         keys = {tensor.untyped_storage()._cdata for tensor in (*read, *written)}
         if self._held:
             self._held.settle_own(stream, keys)
         result = func(*args, **kwargs)
-        fresh = [
-            tensor
-            for tensor in strided(result)
-            if tensor.untyped_storage()._cdata not in keys and id(tensor) not in written_ids
-        ]
+        fresh = [tensor for tensor in strided(result) if tensor.untyped_storage()._cdata not in keys]
         if fresh and self._freed:
             for finding, access in self._freed.taken(stream):
                 self.findings.add(finding)
@@ -336,8 +341,7 @@ class LaggingDevice(TorchDispatchMode):
         self, form: Form, read: Sequence[Tensor], written: Sequence[Tensor], without_blocking: bool
     ) -> tuple[LaggingStream, bool, bool]:
         """Return the stream of an operation, whether the host computes it, and whether it copies from it."""
-        touched = (*read, *written)
-        if not self._host_keys or not touched:
+        if not self._host_keys or not (touched := (*read, *written)):
             return self.current(), False, False
         pinned = [self.is_pinned(tensor) for tensor in touched]
         if all(pinned):

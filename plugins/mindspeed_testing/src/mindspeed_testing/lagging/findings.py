@@ -13,6 +13,8 @@ import torch
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 _FRAMES = 8
+OF_LAUNCHES = 3
+"""Frames that every operation is remembered with: taking them is what an operation costs most."""
 _RULES = {
     "read without a wait": "let the reading stream wait for an event or for the writing stream",
     "written without a wait": "let the writing stream wait until the other one has finished",
@@ -23,18 +25,30 @@ _RULES = {
     "changed before the wait": "leave the input of a collective alone until its work was waited for",
 }
 
+_seen_code: dict[int, tuple[Any, bool]] = {}
+"""Code objects by ``id``, each with whether its frames are left out; their hash reads all of their code."""
+
 Frames = tuple[tuple[Any, int], ...]
 """Code objects and lines, the innermost first."""
 
 
-def calling_frames() -> Frames:
-    """Return where the code stands, without frames of torch and of this package."""
+def calling_frames(limit: int = _FRAMES) -> Frames:
+    """Return where the code stands, without frames of torch and of this package.
+
+    Args:
+        limit: frames to return at most, the innermost ones.
+    """
     frame: Any = sys._getframe(1)
     found: list[tuple[Any, int]] = []
-    while frame is not None and len(found) < _FRAMES:
+    while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith((_TORCH, _HERE)):
+        seen = _seen_code.get(id(code))
+        if seen is None:
+            seen = _seen_code[id(code)] = code, code.co_filename.startswith((_TORCH, _HERE))
+        if not seen[1]:
             found.append((code, frame.f_lineno))
+            if len(found) == limit:
+                break
         frame = frame.f_back
     return tuple(found)
 

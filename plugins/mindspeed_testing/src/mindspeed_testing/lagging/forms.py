@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
+_PYTHON_NAMESPACES = ("mindspeed",)
 COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 
 
@@ -17,11 +17,15 @@ class Form:
     Attributes:
         name: without overload.
         is_view: it moves nothing.
+        is_python: Python defines it, of operations that are followed each.
+        passes: it is not followed: it moves nothing, or is a collective, which is followed elsewhere.
         places: positions and names of arguments that it writes.
     """
 
     name: str
     is_view: bool
+    is_python: bool
+    passes: bool
     places: tuple[tuple[int, str], ...]
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -35,9 +39,19 @@ class Form:
         return found
 
 
-@cache
+_forms: dict[int, tuple[Any, Form]] = {}
+"""Operators by ``id`` with their forms: their own hash is a call of Python."""
+
+
 def form_of(func: Any) -> Form:
     """Return the form of an operator."""
+    found = _forms.get(id(func))
+    if found is None:
+        found = _forms[id(func)] = func, _read(func)
+    return found[1]
+
+
+def _read(func: Any) -> Form:
     schema = func._schema
     places = tuple(
         (index, argument.name)
@@ -46,7 +60,8 @@ def form_of(func: Any) -> Form:
     )
     aliases = [one.alias_info for one in schema.returns if one.alias_info is not None]
     is_view = bool(aliases) and not any(alias.is_write for alias in aliases) and not places
-    return Form(schema.name, is_view, places)
+    is_python = func.namespace.startswith(_PYTHON_NAMESPACES)
+    return Form(schema.name, is_view, is_python, is_view or func.namespace == "c10d", places)
 
 
 def non_blocking(form: Form, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,15 +44,7 @@ class Region:
     def of(cls, tensor: Tensor) -> Region:
         """Return the bytes of a tensor."""
         item = tensor.element_size()
-        low = int(tensor.storage_offset()) * item
-        count = tensor.numel()
-        if count == 0:
-            return cls(low, low, True, item, (), ())
-        size, stride = tuple(tensor.shape), tensor.stride()
-        span = 1
-        for length, step in zip(size, stride):
-            span += (length - 1) * step
-        return cls(low, low + span * item, span == count, item, size, stride)
+        return _region(int(tensor.storage_offset()) * item, item, tensor.shape, tensor.stride())
 
     def overlaps(self, other: Region) -> bool:
         """Return whether they have a byte in common."""
@@ -64,7 +57,11 @@ class Region:
 
     def covers(self, other: Region) -> bool:
         """Return whether every byte of the other one is one of these."""
-        return (self.dense and self.low <= other.low and other.high <= self.high) or self == other
+        return (
+            self is other
+            or (self.dense and self.low <= other.low and other.high <= self.high)
+            or self == other
+        )
 
     def _bytes(self, low: int, high: int) -> Tensor:
         marked = torch.zeros(high - low, dtype=torch.bool)
@@ -73,7 +70,19 @@ class Region:
         return marked
 
 
-@dataclass(frozen=True, eq=False)
+@lru_cache(maxsize=1 << 14)
+def _region(low: int, item: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Region:
+    """Return the bytes of a view; a training asks for few different ones, each many times."""
+    if 0 in size:
+        return Region(low, low, True, item, (), ())
+    count, span = 1, 1
+    for length, step in zip(size, stride):
+        count *= length
+        span += (length - 1) * step
+    return Region(low, low + span * item, span == count, item, tuple(size), stride)
+
+
+@dataclass(eq=False, slots=True)
 class Access:
     """One piece of work and the bytes that it touched."""
 
@@ -140,8 +149,9 @@ class StorageHistory:
             region: its bytes.
             writes: it changes them.
         """
+        known = stream.known.get
         for access in (*self.writes, *self.reads) if writes else self.writes:
-            if not access.precedes(stream) and access.region.overlaps(region):
+            if known(access.stream.number, 0) < access.count and access.region.overlaps(region):
                 return access
         return None
 
@@ -149,8 +159,10 @@ class StorageHistory:
         """Add an access; those that it comes after, and whose bytes it covers, are forgotten."""
         stream, region = access.stream, access.region
         if writes:
-            self.writes = [a for a in self.writes if not (region.covers(a.region) and a.precedes(stream))]
-            self.reads = [a for a in self.reads if not (region.covers(a.region) and a.precedes(stream))]
+            if self.writes:
+                self.writes = [a for a in self.writes if not (region.covers(a.region) and a.precedes(stream))]
+            if self.reads:
+                self.reads = [a for a in self.reads if not (region.covers(a.region) and a.precedes(stream))]
             self.writes.append(access)
         else:
             self.reads = [a for a in self.reads if not (a.stream is stream and region.covers(a.region))]

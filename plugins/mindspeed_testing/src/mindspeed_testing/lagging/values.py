@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,17 +33,20 @@ class Pending:
     work: Any = None
 
 
-def strided(values: Any) -> Iterator[Tensor]:
-    """Yield the dense tensors among arguments or results that are on the host."""
-    if isinstance(values, Tensor):
-        if values.layout is torch.strided and values.device.type == "cpu":
-            yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from strided(value)
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from strided(value)
+def strided(values: Any) -> list[Tensor]:
+    """Return the dense tensors among arguments or results that are on the host."""
+    found: list[Tensor] = []
+    _collect(values if isinstance(values, (tuple, list, dict)) else (values,), found)
+    return found
+
+
+def _collect(values: Any, found: list[Tensor]) -> None:
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, Tensor):
+            if value.layout is torch.strided and value.device.type == "cpu":
+                found.append(value)
+        elif isinstance(value, (tuple, list, dict)):
+            _collect(value, found)
 
 
 def view_of(storage: torch.UntypedStorage, view: tuple[Any, ...]) -> Tensor:
