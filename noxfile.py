@@ -32,7 +32,7 @@ COMPAT = (
 )
 """Pythons and versions of megatron-core; what of it was run is in the compatibility table."""
 SUITE = "0.16.1"
-"""The megatron-core that the whole suite is held to."""
+"""The megatron-core that the whole suite is held to, on every Python."""
 LEFT_OUT = {
     "<0.16": (
         # Pages and tables of flags describe the newest version.
@@ -112,11 +112,22 @@ PATIENT = ("-o", "faulthandler_timeout=1800")
 """For tests that take long."""
 
 
-def install(
-    session: nox.Session, *extra: str, editable: bool = True, constraints: str = "constraints.txt"
-) -> None:
-    """Install torch (pinned), the core and every plugin; what tests need besides as ``extra``."""
-    options = ["-c", str(ROOT / constraints)]
+def suite_constraints(session: nox.Session) -> str:
+    """Write `constraints.txt` with the megatron-core of the suite for every Python, and return the file."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    others = [line for line in lines if not line.startswith("megatron-core")]
+    # A session's temporary folder would also be that of its tests, with names too long for sockets.
+    written = session.cache_dir / "suite-constraints.txt"
+    written.write_text("\n".join([*others, f"megatron-core=={SUITE}", ""]), encoding="utf-8")
+    return str(written)
+
+
+def install(session: nox.Session, *extra: str, editable: bool = True, constraints: str = "") -> None:
+    """Install torch (pinned), the core and every plugin; what tests need besides as ``extra``.
+
+    Without other ``constraints`` megatron-core is that of the suite.
+    """
+    options = ["-c", str(ROOT / (constraints or suite_constraints(session)))]
     session.install(*options, "torch")
     local: list[str] = []
     for path in (ROOT, *PLUGINS):
@@ -145,7 +156,8 @@ def install_for_tests(session: nox.Session, **options: str) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """Tokenizer and dataset from real text, a GPT trained on two processes, resumed and sampled."""
-    install(session, editable=False)
+    # What this Python's users are told to install.
+    install(session, editable=False, constraints="constraints.txt")
     # From another folder than the checkout, so that what runs is what was installed.
     session.run("python", str(ROOT / "examples" / "pretrain_gpt" / "demo.py"), *session.posargs)
 
