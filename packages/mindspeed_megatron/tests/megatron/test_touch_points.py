@@ -12,6 +12,7 @@ from mindspeed_megatron.touch_points.changes import changes, refusal
 from mindspeed_megatron.touch_points.record import index, known_uses, known_version, nearest
 from mindspeed_megatron.touch_points.sources import FOREIGN, Sources
 from mindspeed_megatron.touch_points.survey import sources_place
+from mindspeed_megatron.touch_points.untyped import METHODS
 from mindspeed_megatron.touch_points.uses import CallShape, package_sources, uses_of
 
 ROOT = Path(__file__).parents[4]
@@ -137,6 +138,23 @@ def test_a_change_is_named(path, before, after, expected):
 )
 def test_what_no_use_can_notice_is_no_change(before, after):
     assert changed("megatron/core/parts/inner.py", before, after) == []
+
+
+def test_a_method_that_one_class_has_is_found_without_the_class():
+    uses = uses_of({"ours": "def reload(run):\n    run.optimizer.reload_model_params(state_dict=1)\n"})
+
+    assert {*uses} == {*METHODS["reload_model_params"]}
+    assert all(use.optional and use.calls == {CallShape(0, ("state_dict",))} for use in uses.values())
+
+
+def test_methods_without_a_written_class_are_called_and_there(installed):
+    _, recorded = known_uses()
+    points = {point for named in METHODS.values() for point in named}
+
+    assert {point for point in points if not getattr(recorded.get(point), "calls", ())} == set()
+    assert {
+        point for point in points if (found := installed.symbol(point)) is None or found.kind == FOREIGN
+    } == set()
 
 
 def test_calls_of_what_takes_anything_are_taken():

@@ -1,8 +1,8 @@
 """Uses of megatron-core in sources of ours: imports, calls, subclasses, members, targets of patches.
 
 The sources are read, not imported. A use is followed as people write it: imports in any scope, names bound to
-them, parameters annotated with a class of megatron-core, ``super()``, and names in text such as
-``"megatron.core.utils:get_pg_rank"``.
+them, parameters annotated with a class of megatron-core, ``super()``, names in text such as
+``"megatron.core.utils:get_pg_rank"``, and calls of methods whose name says the class, see `METHODS`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from mindspeed_megatron.touch_points.untyped import METHODS
 
 ROOT = "megatron.core"
 _TEXT = re.compile(r"megatron\.core(\.\w+)+(:\w+(\.\w+)*)?\Z")
@@ -58,7 +60,7 @@ def uses_of(sources: Mapping[str, str]) -> dict[str, Use]:
     """
     uses: dict[str, Use] = {}
     for module, text in sources.items():
-        if ROOT in text:
+        if ROOT in text or any(f".{name}(" in text for name in METHODS):
             _Reader(module, uses).read(ast.parse(text))
     return uses
 
@@ -203,6 +205,10 @@ class _Reader:
         point = self._path(node.func, typed)
         if point is not None:
             self._note(point, optional=forgiven).calls.add(_shape(node))
+        elif isinstance(node.func, ast.Attribute):
+            for method in METHODS.get(name, ()):
+                # Which of several classes it is nobody says, nor whether the caller asked before.
+                self._note(method, optional=True).calls.add(_shape(node))
 
     def _patch(self, node: ast.Call) -> None:
         """Note the target of a declared patch, required unless it says otherwise."""
