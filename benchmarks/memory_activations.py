@@ -194,9 +194,9 @@ class Copies:
             begin(copy, *args)
 
         def fetching(copy: HostCopy) -> None:
-            there = copy.is_near
+            there = copy.is_on_device
             fetch(copy)
-            if copy.is_near and not there:
+            if copy.is_on_device and not there:
                 copies.order.append(f"back {copies._numbers[id(copy)]}")
 
         HostCopy.__init__, HostCopy.fetch = beginning, fetching  # type: ignore[method-assign]

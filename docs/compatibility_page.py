@@ -25,6 +25,11 @@ from mindspeed_megatron.touch_points.changes import changes
 from mindspeed_megatron.touch_points.record import index, known_uses, known_version
 from mindspeed_train.arguments.refusals import REFUSALS
 
+_SWAP_PAGE = (
+    "[swap-attention](../../plugins/mindspeed_memory/src/mindspeed_memory/docs/swap-attention.md"
+    "#beside-megatron-cores-own-offloading)"
+)
+
 
 def compatibility_page(registry: Registry) -> str:
     """The table of versions."""
@@ -82,6 +87,8 @@ def compatibility_page(registry: Registry) -> str:
         "",
         *field_section(),
         "",
+        *own_memory_section(),
+        "",
         "## What to do about a difference",
         "",
         "`mindspeed-features doctor` compares what is installed with the first table and says how to mend a",
@@ -138,6 +145,37 @@ def field_section() -> list[str]:
         "Flags are made from the fields of the installed megatron-core; a field that is none says why.",
         "",
         *table(("field", "of", "since", "on the command line"), rows),
+    ]
+
+
+def own_memory_section() -> list[str]:
+    """List what megatron-core offloads and recomputes itself, what that needs, and the flags here."""
+    rows = [
+        (
+            f"{code('fine_grained_activation_offloading')} with {code('offload_modules')}, since 0.16",
+            code("--swap-attention"),
+            "CUDA and TransformerEngine",
+        ),
+        (
+            f"{code('expert_fc1')}, {code('moe_act')} and {code('fused_group_mlp')} of these modules",
+            code("--swap-activation-plan"),
+            f"{code('TEGroupedMLP')}, TransformerEngine's experts",
+        ),
+        (f"{code('layernorm')} in {code('recompute_modules')}", code("--recompute-norm"), ""),
+        (f"{code('mlp')} in {code('recompute_modules')}", code("--recompute-plan"), ""),
+    ]
+    return [
+        "## Offloading and recomputation of megatron-core's own",
+        "",
+        *table(("megatron-core", "here", "megatron-core's needs"), rows),
+        "",
+        "The offloading makes three CUDA streams (`PipelineOffloadManager.__init__`) and two CUDA events a",
+        "group (`OffloadTensorGroup.__init__`), ends with *TE CPU offload is not available* where",
+        "TransformerEngine cannot be imported (`PipelineOffloadManager.__enter__`), and since 0.19 leaves",
+        "every tensor where it is whose device is not of the type `cuda`",
+        "(`ChunkOffloadHandler._can_manage_tensor_for_offload`): on an NPU it moves nothing. Recomputation",
+        "needs none of it. `benchmarks/upstream_offloading.py` trains both sides of a row in one run, with",
+        f"stand-ins for these three on the CPU; the numbers are on the page of {_SWAP_PAGE}.",
     ]
 
 

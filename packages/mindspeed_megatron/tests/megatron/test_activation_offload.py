@@ -1,5 +1,6 @@
 """megatron-core's own offloading of activations on a device whose copies are late, beside dropped results."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest import mock
 
@@ -67,11 +68,23 @@ def trained(modules, flags):
     return losses, probe.moved
 
 
+def on_this_device():
+    """Answer the question for tensors of the type cuda, which newer versions ask; this device is a CPU."""
+    from megatron.core.pipeline_parallel.fine_grained_activation_offload import ChunkOffloadHandler
+
+    question = "_can_manage_tensor_for_offload"
+    if not hasattr(ChunkOffloadHandler, question):
+        return nullcontext()
+    answer = staticmethod(lambda tensor: not isinstance(tensor, torch.nn.Parameter))
+    return mock.patch.object(ChunkOffloadHandler, question, answer)
+
+
 def outcomes(cases):
     import megatron.core.extensions.transformer_engine as extension
 
     # Nothing of it is used but the switch that it sets.
-    with mock.patch.object(extension, "cpu_offload", SimpleNamespace(CPUOffloadEnabled=False)):
+    switch = SimpleNamespace(CPUOffloadEnabled=False)
+    with mock.patch.object(extension, "cpu_offload", switch), on_this_device():
         return {case: trained(*CASES[case]) for case in cases}
 
 
