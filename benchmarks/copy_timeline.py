@@ -6,9 +6,10 @@ floating-point operations of matrix products and attention, so that the answer i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -91,8 +92,9 @@ class Timeline:
         return high
 
 
-def follow_host_copies(timeline: Callable[[], Timeline | None]) -> None:
-    """Follow the copies of mindspeed-memory, in a process that ends after its side."""
+@contextmanager
+def host_copies_followed(timeline: Timeline) -> Iterator[None]:
+    """Follow the copies of mindspeed-memory."""
     from mindspeed_memory.saved.host_copy import HostCopy
 
     fetch, flat = HostCopy.fetch, HostCopy.flat
@@ -100,38 +102,34 @@ def follow_host_copies(timeline: Callable[[], Timeline | None]) -> None:
     def fetching(copy: HostCopy) -> None:
         was_on_device = copy.is_on_device
         fetch(copy)
-        now = timeline()
-        if now is not None and not was_on_device:
-            now.fetched(copy, copy._count * copy._dtype.itemsize)
+        if not was_on_device:
+            timeline.fetched(copy, copy._count * copy._dtype.itemsize)
 
     def using(copy: HostCopy) -> torch.Tensor:
         found = flat(copy)
-        now = timeline()
-        if now is not None:
-            now.used(copy)
+        timeline.used(copy)
         return found
 
-    HostCopy.fetch, HostCopy.flat = fetching, using  # type: ignore[method-assign]
+    with mock.patch.multiple(HostCopy, fetch=fetching, flat=using):
+        yield
 
 
-def follow_reloads(timeline: Callable[[], Timeline | None]) -> None:
-    """Follow the copies of megatron-core, in a process that ends after its side."""
+@contextmanager
+def reloads_followed(timeline: Timeline) -> Iterator[None]:
+    """Follow the copies of megatron-core."""
     from megatron.core.pipeline_parallel.fine_grained_activation_offload import ChunkOffloadHandler
 
     reload, pop = ChunkOffloadHandler.reload, ChunkOffloadHandler.tensor_pop
 
     def reloading(self: Any, state: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         tensor: torch.Tensor = reload(self, state, *args, **kwargs)
-        now = timeline()
-        if now is not None:
-            now.fetched(tensor, tensor.numel() * tensor.element_size())
+        timeline.fetched(tensor, tensor.numel() * tensor.element_size())
         return tensor
 
     def popping(self: Any, tag: Any) -> torch.Tensor:
         tensor: torch.Tensor = pop(self, tag)
-        now = timeline()
-        if now is not None:
-            now.used(tensor)
+        timeline.used(tensor)
         return tensor
 
-    ChunkOffloadHandler.reload, ChunkOffloadHandler.tensor_pop = reloading, popping
+    with mock.patch.multiple(ChunkOffloadHandler, reload=reloading, tensor_pop=popping):
+        yield

@@ -18,10 +18,11 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
-from copy_timeline import Timeline, follow_host_copies, follow_reloads
+from copy_timeline import Timeline, host_copies_followed, reloads_followed
 from machine import write
 
 from mindspeed_core.feature import hookimpl
@@ -38,34 +39,26 @@ NORMS = ("attn_norm", "mlp_norm")
 
 
 class Offloading:
-    """Follows the copies of the last compared step, and records what they need in the measured one."""
+    """Follows the copies of the last compared step, and records in later ones what they need."""
 
     def __init__(self) -> None:
         """Follow nothing yet."""
         self._steps = 0
-        self._now: Timeline | None = None
         self._needed = 0.0
 
-    @hookimpl(wrapper=True)
-    def build_transformer_config(self) -> Iterator[None]:
-        """Prepare the side before its model is built."""
-        config: Any = yield
-        self.begin(config)
-        return config  # type: ignore[misc]
-
-    def begin(self, config: Any) -> None:
+    def followed(self, timeline: Timeline) -> AbstractContextManager[None]:
         """Follow the copies of mindspeed-memory."""
-        follow_host_copies(lambda: self._now)
+        return host_copies_followed(timeline)
 
     @hookimpl(wrapper=True)
     def train_step(self, run: Any) -> Iterator[None]:
-        """Count one step, and record in the later ones what it needed."""
+        """Follow one step, and record what it needed."""
         self._steps += 1
         if self._steps == STEPS:
-            self._now = timeline = Timeline()
-            with timeline.counted():
+            timeline = Timeline()
+            with self.followed(timeline), timeline.counted():
                 result = yield
-            self._now, self._needed = None, timeline.needed()
+            self._needed = timeline.needed()
         else:
             result = yield
         run.metrics.add(NEEDED, self._needed)
@@ -77,13 +70,19 @@ class CoreOffloading(Offloading):
 
     modules: ClassVar[Sequence[str]] = ATTENTION
 
-    def begin(self, config: Any) -> None:
+    def followed(self, timeline: Timeline) -> AbstractContextManager[None]:
+        """Follow the copies of megatron-core."""
+        return reloads_followed(timeline)
+
+    @hookimpl(wrapper=True)
+    def build_transformer_config(self) -> Iterator[None]:
         """Set the fields, and replace what only CUDA and TransformerEngine have."""
+        config: Any = yield
         stand_in_for_the_device()
-        follow_reloads(lambda: self._now)
         config.fine_grained_activation_offloading = True
         config.offload_modules = [*self.modules]
         config.min_offloaded_tensor_size = MIN_BYTES // 4
+        return config  # type: ignore[misc]
 
     @hookimpl(wrapper=True)
     def optimizer_step(self, run: Any) -> Iterator[None]:

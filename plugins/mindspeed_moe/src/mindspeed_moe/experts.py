@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
 from mindspeed_kernels.ops.gmm import grouped_matmul
 from mindspeed_kernels.ops.row_groups import ends_of_groups
+from mindspeed_megatron.shared_experts import first_half
 from mindspeed_moe.weight_gradients import LaterGradient, product_with_later_gradient
 from mindspeed_moe.zero_memory import Saving, experts_that_save
 
@@ -132,8 +133,6 @@ class SharedExpertHalves(SharedExpertMLP):
     Each half is a call of the module, so that hooks that complete its parameters run before they are read.
     """
 
-    cached_fc2_input: Any
-
     def __init__(self, config: TransformerConfig, *args: Any, **options: Any) -> None:
         """Build the shared expert without a stream; its linear layers communicate by themselves."""
         own = copy(config)
@@ -156,10 +155,7 @@ class SharedExpertHalves(SharedExpertMLP):
         if not half:
             return super().forward(hidden_states)
         if half == 1:
-            self.cached_fc1_input = hidden_states
-            self.linear_fc1_forward_and_act()
-            inner, self.cached_fc2_input = self.cached_fc2_input, None
-            return inner
+            return first_half(self, hidden_states)
         output, _ = self.linear_fc2(hidden_states)
         if self.use_shared_expert_gate:
             assert gate_input is not None
