@@ -118,7 +118,14 @@ TRIALS = (
         "3.11",
         "three steps in six layouts of two processes: losses equal to 0.16.1's, not the suite",
     ),
-    Trial("cpu", "0.19.2", "2.13.0", "3.12", "the tests of mindspeed-tp, not the suite"),
+    Trial(
+        "cpu",
+        "0.19.2",
+        "2.13.0",
+        "3.12",
+        "the tests of the core, mindspeed-megatron and mindspeed-tp, and of the features of every other "
+        "family, not the suite",
+    ),
     Trial("cpu", "Megatron-LM core_v0.16.1", "2.13.0", "3.11", "losses of its own scripts, step by step"),
     Trial(
         "cpu",
