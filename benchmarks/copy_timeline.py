@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+_KEY = "_benchmark_copy"
 _STEPS = 40
 """Halvings of the search for a speed."""
 
@@ -40,8 +42,8 @@ class Timeline:
         self.events: list[Event] = []
         self.total = 0
         self._counter = FlopCounterMode(display=False)
-        self._held: list[Any] = []
         self._waiting: set[int] = set()
+        self._keys = count()
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -52,16 +54,18 @@ class Timeline:
 
     def fetched(self, copy: Any, nbytes: int) -> None:
         """Note that a copy to the device begins."""
-        # An object that is held lends its address to no other one.
-        self._held.append(copy)
-        self._waiting.add(id(copy))
-        self.events.append(Event(id(copy), nbytes, self._counter.get_total_flops()))
+        key = next(self._keys)
+        # On the object itself: whoever held it would hold its memory.
+        setattr(copy, _KEY, key)
+        self._waiting.add(key)
+        self.events.append(Event(key, nbytes, self._counter.get_total_flops()))
 
     def used(self, copy: Any) -> None:
         """Note the first use of what a copy brings."""
-        if id(copy) in self._waiting:
-            self._waiting.discard(id(copy))
-            self.events.append(Event(id(copy), 0, self._counter.get_total_flops()))
+        key = getattr(copy, _KEY, None)
+        if key in self._waiting:
+            self._waiting.discard(key)
+            self.events.append(Event(key, 0, self._counter.get_total_flops()))
 
     @property
     def nbytes(self) -> int:

@@ -145,12 +145,6 @@ SIDES = {
     ),
     _BOTH: Side(probe="CoreOffloadingWithNorms"),
     "--swap-attention": Side(_SWAP, "Offloading", _BOTH),
-    "--swap-attention --swap-prefetch-depth 2": Side(
-        (*_SWAP, "--swap-prefetch-depth", "2"), "Offloading", _BOTH
-    ),
-    "--swap-attention --swap-prefetch-depth 3": Side(
-        (*_SWAP, "--swap-prefetch-depth", "3"), "Offloading", _BOTH
-    ),
     _NORMS: Side((*_SELECTIVE, "layernorm")),
     "--recompute-norm": Side(("--recompute-norm",), base=_NORMS),
     _MLP: Side((*_SELECTIVE, "mlp")),

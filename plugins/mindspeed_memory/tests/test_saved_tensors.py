@@ -90,6 +90,25 @@ def test_what_comes_back_early_is_not_late():
     assert late == {0: LAYERS, 1: 0}
 
 
+def test_nothing_comes_back_before_backward_reaches_the_module_that_begins_it():
+    swapped, stored, at_the_loss = Swapped(), [], []
+    last = swapped.model.layers[-1]
+    last.forward = swapped.engine.before(nn.Sequential.forward.__get__(last))
+
+    def kept(flat):
+        stored.append(swapped.copies(flat))
+        return stored[-1]
+
+    swapped.engine._codec = kept
+    swapped.engine.begin()
+    loss = swapped.model(inputs()) * 1.0
+    loss.register_hook(lambda gradient: at_the_loss.append([one.is_on_device for one in stored[:-1]]))
+    swapped.engine.end(loss)
+    loss.backward()
+    assert at_the_loss == [[False] * (LAYERS - 2)]
+    assert swapped.engine.late == 0
+
+
 def test_two_micro_batches_under_way_keep_theirs_apart():
     swapped, plain = Swapped(), Model()
     losses = [swapped.forward(inputs(seed)) for seed in (1, 2)]

@@ -19,7 +19,12 @@ _DEFAULT_MODULES = "input_norm,self_attention,post_attention_norm"
 HOST_LIMIT = Flag(_LIMIT, type=float, help="Most GiB of host memory that one process uses for offloading.")
 ENGINE_FLAGS = (
     Flag(_MIN_BYTES, type=int, default=1048576, help="Smallest storage in bytes that is offloaded."),
-    Flag(_DEPTH, type=int, default=1, help="Modules ahead of backward whose tensors are prefetched."),
+    Flag(
+        _DEPTH,
+        type=int,
+        default=1,
+        help="Modules ahead of backward whose tensors are prefetched; layers with --swap-attention.",
+    ),
     HOST_LIMIT,
 )
 """Of every feature that puts saved tensors away."""
@@ -66,15 +71,20 @@ class SwappingFeature(SavingFeature):
             found.append(f"{_LIMIT} {limit:g} leaves nothing on the host; use more than 0, or drop the flag")
         return found
 
-    def _start_engine(self, session: Any, args: Any) -> Any:
-        """Make the engine that puts tensors on the host."""
+    def _start_engine(self, session: Any, args: Any, calls: int = 1) -> Any:
+        """Make the engine that puts tensors on the host.
+
+        Args:
+            session: its platform has the streams.
+            args: of the run.
+            calls: of modules that belong together, which ``--swap-prefetch-depth`` counts as one.
+        """
         from mindspeed_memory.saved.engine import SavedTensors
         from mindspeed_memory.saved.host_copy import HostCopies
 
         self._copies = HostCopies(session.platform, args.swap_host_limit_gb)
-        self._engine = SavedTensors(
-            self._copies, min_bytes=args.swap_min_bytes, depth=args.swap_prefetch_depth
-        )
+        depth = calls * args.swap_prefetch_depth
+        self._engine = SavedTensors(self._copies, min_bytes=args.swap_min_bytes, depth=depth)
         return self._engine
 
     def _around_step(self, run: Any) -> AbstractContextManager[Any]:
@@ -193,8 +203,9 @@ class SwapAttention(SwappingFeature):
         chunks = yield
         from mindspeed_memory.saved.attention import swap_modules
 
-        engine = self._start_engine(session, args)
         modules = modules_of(args.swap_modules)
+        # One call ahead, attention would have the backward of a norm to arrive in; a layer ahead, a layer.
+        engine = self._start_engine(session, args, len(modules))
         models = models_of(args.swap_models) if args.swap_models else None
         swap_modules(
             session,

@@ -64,6 +64,9 @@ def swap_modules(
         )
         if again and not (spare_last and placed.last):
             _recompute_feed_forward(session, placed, owner)
+        if placed.last and named is None:
+            attention = placed.layer.self_attention
+            session.instances.set(owner, attention, "forward", engine.before(attention.forward))
         if placed.last or (named is not None and id(placed.layer) not in named):
             continue
         for name in modules:

@@ -138,9 +138,32 @@ class SavedTensors:
             output: of the chunk.
         """
         self.release_originals()
+        self._fetch_from(output)
+        self._cache.clear()
+
+    def before(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a forward whose backward is the first to fetch, in the place of that of the whole chunk.
+
+        The beginning of backward is where most is alive; a layer that stores nothing needs nothing there.
+
+        Args:
+            forward: of a module behind the last scope.
+        """
+
+        @wraps(forward)
+        def fetching(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, Tensor) and first.requires_grad and torch._C._current_graph_task_id() == -1:
+                self._fetch_from(first)
+            return output
+
+        return fetching
+
+    def _fetch_from(self, output: Any) -> None:
+        """Fetch the last calls when the gradient of an output arrives."""
         last = list(self._recent)
         self._recent.clear()
-        self._cache.clear()
         if isinstance(output, Tensor) and output.requires_grad and self._depth:
             output.register_hook(lambda gradient: _fetch(last))
 
