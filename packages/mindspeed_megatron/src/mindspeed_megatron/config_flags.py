@@ -91,6 +91,8 @@ SPELLINGS: Mapping[str, Spelling] = {
     "fp8_param": Spelling("--fp8-param-gather", "fp8_param_gather"),
     "fp4": Spelling("--fp4-format"),
     "fp4_param": Spelling("--fp4-param-gather"),
+    # Data parallelism has a field of its own for it since 0.17.
+    "fp4_param_gather": Spelling("--fp4-param-gather", "fp4_param"),
     "rope_type": Spelling(choices=("rope", "yarn"), default=None),
     # Megatron-LM's defaults of these three differ from megatron-core's.
     "q_lora_rank": Spelling(default=None),
