@@ -92,6 +92,12 @@ LEFT_OUT = {
         # The class that these compare with was dropped in 0.17.
         "packages/mindspeed_megatron/tests/megatron/test_expert_weights.py::test_a_checkpoint_gets_what_megatron_cores_class_writes",
         "packages/mindspeed_megatron/tests/megatron/test_expert_weights.py::test_shapes_marks_and_activation_are_those_of_megatron_cores_class",
+        # The residual stream keeps its dtype between stages since 0.17, without our correction.
+        "packages/mindspeed_train/tests/host/test_parallelism.py::test_without_us_pipeline_stages_disagree",
+    ),
+    ">=0.19": (
+        # The norm counts the biases of experts without our correction; 0.17 and 0.18 were not tried.
+        "packages/mindspeed_train/tests/host/test_moe.py::test_without_us_the_gradient_norm_lacks_the_biases",
     ),
     ">=0.18": (
         # Megatron-FSDP is refused: its corrections are those for the class of 0.16 and 0.17.
