@@ -28,6 +28,7 @@ from mindspeed_core.registry import Registry
 from mindspeed_tune.calibrate import calibrate
 from mindspeed_tune.candidate import Candidate
 from mindspeed_tune.driver import Ranks, records_of
+from mindspeed_tune.estimate import estimate_of
 from mindspeed_tune.hardware import Hardware
 from mindspeed_tune.journal import Journal
 from mindspeed_tune.launch_command import read_command
@@ -95,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, help="layouts at most, for a try")
     parser.add_argument("--experts", action="store_true", help="a model with experts, and layouts of them")
     parser.add_argument("--print-only", action="store_true", help="do not write benchmarks/results")
+    parser.add_argument("--folder", type=Path, help="of journals: an early end loses no measurement")
+    parser.add_argument("--measure-only", action="store_true", help="into the folder, and judge later")
     parser.add_argument("--anyway", action="store_true", help="run also where nothing can be judged")
     chosen = parser.parse_args(arguments)
     load = os.getloadavg()[0]
@@ -122,10 +125,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tried = [one for one in tried if validity.args_of(one) is not None][: chosen.most]
     for refused in validity.refused.values():
         print(f"left out, {refused.count}: {refused.reason}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+    flags = known_flags(registry)
+    facts = {"ranked command": list(command.text)}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = chosen.folder or Path(temporary)
+        with Journal(folder / "measured", facts) as journal:
+            measuring = Measuring(command, flags, journal, limit=300.0, platform="cpu", say=say)
+            measured = measuring.settle(tried, chosen.rounds, memory=True)
         calibrated = calibrate(
             command,
-            folder=Path(folder),
+            folder=folder / "calibration",
             layers=None,
             limit=300.0,
             platform="cpu",
@@ -133,12 +142,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             elsewhere=None,
             say=say,
         )
-    flags = known_flags(registry)
-    with Journal(None, {}) as journal:
-        measuring = Measuring(command, flags, journal, limit=300.0, platform="cpu", say=say)
-        measured = measuring.measure(tried, chosen.rounds, memory=True)
+    if chosen.measure_only:
+        return 0
     names = [one.name for one in tried if not measured[one.name].failure]
     plans = {}
+    say(f"dry runs of {len(names)} layouts")
     with WarmProcess() as process:
         for candidate in tried:
             if candidate.name in names:
@@ -172,7 +180,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ),
         "formulas": judged({one.name: by_formulas(one) for one in tried}, measured, others),
         "seconds": {
-            name: {"fitted": fitted[name].step.seconds, "measured": list(measured[name].seconds)}
+            name: {
+                "fitted": fitted[name].step.seconds,
+                "terms": estimate_of(fitted[name]).terms,
+                "measured": list(measured[name].seconds),
+            }
             for name in names
         },
         "bytes_off": {name: bytes_off(fitted[name], measured[name]) for name in names},

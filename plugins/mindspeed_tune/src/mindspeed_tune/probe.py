@@ -169,9 +169,11 @@ class Probe:
         self._microbatches = options["num_microbatches"]
         chunks = [unwrap(chunk) for chunk in run.model]
         for number, (microbatches, layers) in enumerate(self._wanted(chunks)):
+            _gathers_ended(run.model)
+            for chunk in run.model:
+                # Updated parameters are gathered in every step but the first one of a training.
+                chunk.zero_grad_buffer()
             if number:
-                for chunk in run.model:
-                    chunk.zero_grad_buffer()
                 run.optimizer.zero_grad()
             name = f"pass {number}"
             storage.phase(name)
@@ -338,6 +340,15 @@ class _Observed(list[Any]):
     def append(self, value: Any) -> None:
         super().append(value)
         self._tell(value)
+
+
+def _gathers_ended(model: list[Any]) -> None:
+    """Wait for overlapped gathers of parameters whose layers did not run, which nobody has waited for."""
+    for chunk in model:
+        for name in ("bucket_groups", "expert_parallel_bucket_groups"):
+            for group in getattr(chunk, name, ()):
+                if getattr(group, "param_gather_handle", None) is not None:
+                    group.finish_param_sync(skip_next_bucket_dispatch=True)
 
 
 def _gradients_ready(model: list[Any], skipped: list[Any]) -> None:
