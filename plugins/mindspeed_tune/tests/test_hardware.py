@@ -62,6 +62,13 @@ def test_a_collective_has_its_own_speed_where_the_file_names_it(tmp_path):
     assert found.bandwidth(False) == pytest.approx(70e9)
 
 
+def test_an_update_in_place_has_its_own_speed_where_the_file_names_it(tmp_path):
+    usual = read_hardware(_file(tmp_path, GOOD))
+    assert usual.update_seconds(7e11) == pytest.approx(1.0)
+    fast = GOOD.replace('bandwidth = "1 TB/s"', 'bandwidth = "1 TB/s"\nupdate_bandwidth = "3.5 TB/s"')
+    assert read_hardware(_file(tmp_path, fast)).update_seconds(7e11) == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -230,6 +230,7 @@ def by_microbenchmarks(
         sources={},
         unverified=(),
         collectives=dict(speeds["collectives"]),
+        update_bandwidth=speeds["update_bandwidth"],
     )
 
 
@@ -254,6 +255,8 @@ def hardware_file(calibrated: Calibration, command: Sequence[str]) -> str:
     several = any(name != "data parallel" for name in calibrated.runs)
     sources = {key: looped if of in unconstrained else fitted for key, of in keys.items()}
     sources["links.within_node"] = looped if several else ONE_RANK
+    if one.update_bandwidth:
+        sources["device.update_bandwidth"] = looped
     sources |= {f"collectives.{name}": looped for name in one.collectives}
     sources["device.memory"] = "what the platform reports"
     other = "device.bf16" if calibrated.dtype == "float32" else "device.fp32"
@@ -276,6 +279,7 @@ def hardware_file(calibrated: Calibration, command: Sequence[str]) -> str:
         f'bf16 = "{one.flops["bfloat16"] / 1e9:.6g} GFLOP/s"',
         f'fp32 = "{one.flops["float32"] / 1e9:.6g} GFLOP/s"',
         f'memory_bandwidth = "{one.memory_bandwidth / 1e9:.6g} GB/s"',
+        *([f'update_bandwidth = "{one.update_bandwidth / 1e9:.6g} GB/s"'] if one.update_bandwidth else ()),
         f'launch = "{one.launch * 1e6:.6g} us"',
         "",
         "[node]",

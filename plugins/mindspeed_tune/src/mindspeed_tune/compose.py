@@ -239,7 +239,7 @@ class Cell:
 
     def _update(self, target: Target, kind: int, hardware: Hardware) -> float:
         shard = self._static(target, kind)["optimizer state"] / 8
-        return UPDATE_BYTES * shard / (hardware.memory_bandwidth * hardware.memory_share)
+        return hardware.update_seconds(UPDATE_BYTES * shard)
 
     def _elements(self, target: Target, kind: int, of: str) -> float:
         """Return the dense or expert elements of a stage."""

@@ -43,6 +43,7 @@ _KEYS: dict[str, dict[str, str]] = {
         "fp16": "operations per second",
         "fp32": "operations per second",
         "memory_bandwidth": "bytes per second",
+        "update_bandwidth": "bytes per second",
         "launch": "seconds",
     },
     "node": {"devices": "count"},
@@ -85,6 +86,8 @@ class Hardware:
         link_share: part of a link's bandwidth that collectives reach.
         collectives: bytes per second of a collective as a multiple of those of an all-reduce; 1 where it is
             not named.
+        update_bandwidth: bytes per second of an optimizer's update, which works in place; None where it is
+            that of other operators.
         context: bytes that runtime and kernels take beside the allocator.
         per_group: bytes of communication buffers of each group that is used.
         sources: where the numbers come from, by key.
@@ -114,11 +117,16 @@ class Hardware:
     path: str = ""
     untrusted: str = ""
     collectives: Mapping[str, float] = field(default_factory=dict)
+    update_bandwidth: float | None = None
 
     def bandwidth(self, crosses_nodes: bool, operation: str = "") -> float:
         """Return the bytes per second that an operation reaches; an all-reduce or a message by default."""
         own = next((part for name, part in self.collectives.items() if operation.startswith(name)), 1.0)
         return (self.between_nodes if crosses_nodes else self.within_node) * self.link_share * own
+
+    def update_seconds(self, moved: float) -> float:
+        """Return how long an optimizer's update takes that reads and writes so many bytes."""
+        return moved / (self.update_bandwidth or self.memory_bandwidth * self.memory_share)
 
     def latency(self, crosses_nodes: bool) -> float:
         """Return the seconds of a call that moves nothing."""
@@ -205,6 +213,7 @@ def _checked(found: Mapping[str, Any], path: str) -> Hardware:
         collectives={
             name: values[f"collectives.{name}"] for name in COLLECTIVES if f"collectives.{name}" in values
         },
+        update_bandwidth=values.get("device.update_bandwidth"),
     )
 
 

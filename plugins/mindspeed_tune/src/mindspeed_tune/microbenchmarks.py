@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspeed_tune.roofline import sent
+from mindspeed_tune.step_plan import UPDATE_BYTES
 
 _PRODUCT, _COPIED, _LAUNCHES, _SENT = 512, 1 << 22, 200, 1 << 22
+_UPDATED, _PARAMETERS = 1 << 22, 16
 _REPEATED = 5
 
 
@@ -24,11 +26,11 @@ def measure_speeds(platform: str | None, dtype: str) -> dict[str, Any]:
         dtype: of matrix products, ``bfloat16`` or ``float32``.
 
     Returns:
-        ``flops`` a second of products, ``memory_bandwidth`` in bytes a second, ``launch`` in seconds of a
-        small
-        operator, ``latency`` in seconds of a small all-reduce and ``link`` in bytes a second of a large
-        one (both 0 in a world of one), ``collectives`` with the bytes a second of other large ones as parts
-        of it, ``memory`` in bytes of the device, ``name`` of the device, and ``platform``.
+        ``flops`` a second of products, ``memory_bandwidth`` in bytes a second, ``update_bandwidth`` of Adam
+        in bytes a second, ``launch`` in seconds of a small operator, ``latency`` in seconds of a small
+        all-reduce and ``link`` in bytes a second of a large one (both 0 in a world of one), ``collectives``
+        with the bytes a second of other large ones as parts of it, ``memory`` in bytes of the device,
+        ``name`` of the device, and ``platform``.
     """
     import torch
     import torch.distributed as dist
@@ -55,6 +57,7 @@ def measure_speeds(platform: str | None, dtype: str) -> dict[str, Any]:
         copied = _best(lambda: large.add(1.0), wait)
         launched = _best(lambda: [small.add(1.0) for _ in range(_LAUNCHES)], wait) / _LAUNCHES
         world = dist.get_world_size()
+        updated = _best(_adam(device), wait)
         latency = link = 0.0
         rates: dict[str, float] = {}
         if world > 1:
@@ -78,6 +81,7 @@ def measure_speeds(platform: str | None, dtype: str) -> dict[str, Any]:
             launched,
             latency,
             link,
+            UPDATE_BYTES * _UPDATED / updated,
             *rates.values(),
         ]
         # The slowest rank counts: all wait for it.
@@ -85,10 +89,11 @@ def measure_speeds(platform: str | None, dtype: str) -> dict[str, Any]:
         shared = torch.tensor(signed, dtype=torch.float64)
         shared = shared.to(device)
         dist.all_reduce(shared, op=dist.ReduceOp.MIN)
-        flops, bandwidth, launch, late, links, *others = shared.tolist()
+        flops, bandwidth, launch, late, links, updates, *others = shared.tolist()
         return {
             "flops": flops,
             "memory_bandwidth": bandwidth,
+            "update_bandwidth": updates,
             "launch": -launch,
             "latency": -late,
             "link": links,
@@ -101,6 +106,18 @@ def measure_speeds(platform: str | None, dtype: str) -> dict[str, Any]:
         }
     finally:
         dist.destroy_process_group()
+
+
+def _adam(device: Any) -> Callable[[], object]:
+    """Return an update of parameters in float32, as the optimizer of torch makes it."""
+    import torch
+
+    parameters = [
+        torch.nn.Parameter(torch.ones(_UPDATED // _PARAMETERS, device=device)) for _ in range(_PARAMETERS)
+    ]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    return torch.optim.AdamW(parameters, lr=1e-3).step
 
 
 def _best(action: Callable[[], object], wait: Callable[[], None]) -> float:

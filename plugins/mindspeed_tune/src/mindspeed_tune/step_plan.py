@@ -148,7 +148,7 @@ def _crosses(record: RankRecord, group: int, hardware: Hardware) -> bool:
 def _update(record: RankRecord, hardware: Hardware) -> float:
     """Return the seconds of the optimizer's own operators."""
     shard = _held(record.update.after, "optimizer state") / 8
-    return UPDATE_BYTES * shard / (hardware.memory_bandwidth * hardware.memory_share)
+    return hardware.update_seconds(UPDATE_BYTES * shard)
 
 
 def _held(categories: Mapping[str, float], name: str) -> float:
