@@ -169,11 +169,9 @@ class Probe:
         self._microbatches = options["num_microbatches"]
         chunks = [unwrap(chunk) for chunk in run.model]
         for number, (microbatches, layers) in enumerate(self._wanted(chunks)):
-            _gathers_ended(run.model)
-            for chunk in run.model:
-                # Updated parameters are gathered in every step but the first one of a training.
-                chunk.zero_grad_buffer()
             if number:
+                for chunk in run.model:
+                    chunk.zero_grad_buffer()
                 run.optimizer.zero_grad()
             name = f"pass {number}"
             storage.phase(name)
@@ -184,6 +182,8 @@ class Probe:
             events = None if number else AllocationEvents()
             with layer_kinds.only_layers(run.config, chunks, layers) as self._skipped:
                 restart_microbatches(run)
+                self._leave("between")
+                _gather_parameters(run.model)
                 with nullcontext() if events is None else storage.watched_by(events):
                     result = schedule(**{**options, "num_microbatches": microbatches})
             if events is not None:
@@ -342,13 +342,18 @@ class _Observed(list[Any]):
         self._tell(value)
 
 
-def _gathers_ended(model: list[Any]) -> None:
-    """Wait for overlapped gathers of parameters whose layers did not run, which nobody has waited for."""
+def _gather_parameters(model: list[Any]) -> None:
+    """Gather parameters that are gathered behind forward passes, those of layers that will not run as well.
+
+    Every step of a training does so but its first one.
+    """
     for chunk in model:
-        for name in ("bucket_groups", "expert_parallel_bucket_groups"):
-            for group in getattr(chunk, name, ()):
-                if getattr(group, "param_gather_handle", None) is not None:
-                    group.finish_param_sync(skip_next_bucket_dispatch=True)
+        if not getattr(chunk, "use_forward_hook", False):
+            continue
+        for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
+            group.param_gather_dispatched = False
+            group.start_param_sync()
+            group.finish_param_sync(skip_next_bucket_dispatch=True)
 
 
 def _gradients_ready(model: list[Any], skipped: list[Any]) -> None:
