@@ -28,11 +28,12 @@ from mindspeed_core.registry import Registry
 from mindspeed_tune.calibrate import calibrate
 from mindspeed_tune.candidate import Candidate
 from mindspeed_tune.driver import Ranks, records_of
+from mindspeed_tune.estimate import estimate_of
 from mindspeed_tune.hardware import Hardware
 from mindspeed_tune.journal import Journal
 from mindspeed_tune.launch_command import read_command
 from mindspeed_tune.launch_plan import LaunchPlan, make_plan
-from mindspeed_tune.measure import Measured, Measuring
+from mindspeed_tune.measure import Measured, Measuring, equal
 from mindspeed_tune.search_report import rank_correlation
 from mindspeed_tune.threads import processors
 from mindspeed_tune.validity import Validity
@@ -95,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, help="layouts at most, for a try")
     parser.add_argument("--experts", action="store_true", help="a model with experts, and layouts of them")
     parser.add_argument("--print-only", action="store_true", help="do not write benchmarks/results")
+    parser.add_argument("--folder", type=Path, help="of journals: an early end loses no measurement")
+    parser.add_argument("--measure-only", action="store_true", help="into the folder, and judge later")
     parser.add_argument("--anyway", action="store_true", help="run also where nothing can be judged")
     chosen = parser.parse_args(arguments)
     load = os.getloadavg()[0]
@@ -122,10 +125,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tried = [one for one in tried if validity.args_of(one) is not None][: chosen.most]
     for refused in validity.refused.values():
         print(f"left out, {refused.count}: {refused.reason}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+    flags = known_flags(registry)
+    facts = {"ranked command": list(command.text)}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = chosen.folder or Path(temporary)
+        with Journal(folder / "measured", facts) as journal:
+            measuring = Measuring(command, flags, journal, limit=300.0, platform="cpu", say=say)
+            measured = measuring.settle(tried, chosen.rounds, memory=True)
         calibrated = calibrate(
             command,
-            folder=Path(folder),
+            folder=folder / "calibration",
             layers=None,
             limit=300.0,
             platform="cpu",
@@ -133,12 +142,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             elsewhere=None,
             say=say,
         )
-    flags = known_flags(registry)
-    with Journal(None, {}) as journal:
-        measuring = Measuring(command, flags, journal, limit=300.0, platform="cpu", say=say)
-        measured = measuring.measure(tried, chosen.rounds, memory=True)
+    if chosen.measure_only:
+        return 0
     names = [one.name for one in tried if not measured[one.name].failure]
     plans = {}
+    say(f"dry runs of {len(names)} layouts")
     with WarmProcess() as process:
         for candidate in tried:
             if candidate.name in names:
@@ -165,6 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "failed": {name: one.failure for name, one in measured.items() if one.failure},
         "load_before": load,
         "free_processors_before": free,
+        "rounds": {name: len(measured[name].seconds) for name in names},
+        "shortest_steps_repeat_within": max(measured[name].doubt for name in names),
         "rounds_against_each_other": between_rounds(measured, names),
         "fitted": judged({name: plan.step.seconds for name, plan in fitted.items()}, measured, others),
         "microbenchmarks": judged(
@@ -172,7 +182,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ),
         "formulas": judged({one.name: by_formulas(one) for one in tried}, measured, others),
         "seconds": {
-            name: {"fitted": fitted[name].step.seconds, "measured": list(measured[name].seconds)}
+            name: {
+                "fitted": fitted[name].step.seconds,
+                "terms": estimate_of(fitted[name]).terms,
+                "measured": list(measured[name].seconds),
+            }
             for name in names
         },
         "bytes_off": {name: bytes_off(fitted[name], measured[name]) for name in names},
@@ -186,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     good = (
         (one["rank_correlation"] or 0.0) >= LEAST_RANK
         and one["median_error"] <= MOST_ERROR
-        and one["lost_by_the_first"] <= MOST_LOST
+        and (one["lost_by_the_first"] <= MOST_LOST or one["first_is_equal_to_the_best"])
         and max(map(abs, found["bytes_off"].values())) <= MOST_BYTES
         and all(abs(found["bytes_off"][name] * (measured[name].peak or 0.0)) <= EXACT_BYTES for name in exact)
     )
@@ -230,12 +244,14 @@ def judged(
 ) -> dict[str, Any]:
     """Return how predictions compare with measurements."""
     pairs = [(predicted[name] or 0.0, measured[name].best) for name in names]
-    first = min(names, key=lambda name: predicted[name] or 0.0)
-    best = min(measured[name].best for name in names)
+    first = measured[min(names, key=lambda name: predicted[name] or 0.0)]
+    best = min((measured[name] for name in names), key=lambda one: one.best)
     return {
         "rank_correlation": rank_correlation(pairs),
         "median_error": statistics.median(abs(p / m - 1) for p, m in pairs),
-        "lost_by_the_first": measured[first].best / best - 1,
+        "lost_by_the_first": first.best / best.best - 1,
+        # By the program's own rule: closer to each other than their rounds are.
+        "first_is_equal_to_the_best": equal(first, best),
     }
 
 

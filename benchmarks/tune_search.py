@@ -15,6 +15,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from machine import update
@@ -73,10 +74,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--confirmed", type=int, default=CONFIRMED, help="layouts planned directly, for a try"
     )
     parser.add_argument("--seconds", type=float, default=900.0, help="after which a search begins no plan")
+    parser.add_argument("--folder", type=Path, help="of journals, from which a search that was ended goes on")
     chosen = parser.parse_args(arguments)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "LLaMA of 32 layers, 16 ranks": partial(searched, _7B, chosen.confirmed, chosen.seconds),
-        "70B, 1,024 ranks": partial(searched, _70B, chosen.confirmed, chosen.seconds, usual=_USUAL),
+        "LLaMA of 32 layers, 16 ranks": partial(
+            searched, _7B, chosen.confirmed, chosen.seconds, chosen.folder and chosen.folder / "7b"
+        ),
+        "70B, 1,024 ranks": partial(
+            searched,
+            _70B,
+            chosen.confirmed,
+            chosen.seconds,
+            chosen.folder and chosen.folder / "70b",
+            usual=_USUAL,
+        ),
         "interleaved plans": interleaved,
     }
     status = 0
@@ -111,7 +122,11 @@ class Clock:
 
 
 def searched(
-    command: str, trials: int, seconds: float, usual: Mapping[str, Any] | None = None
+    command: str,
+    trials: int,
+    seconds: float,
+    folder: Path | None,
+    usual: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Search for the layouts of a command; return what it took and what it found."""
     clock = Clock()
@@ -122,7 +137,8 @@ def searched(
         if "ranked by composition" in text:
             stages["ranked"] = clock.seconds()
 
-    with Journal(None, {}) as journal, WarmProcess(PLATFORM) as process:
+    facts = {"benchmark of": command}
+    with Journal(folder, facts) as journal, WarmProcess(PLATFORM) as process:
         search = Search(
             read_command(shlex.split(command), {}),
             Space(),
@@ -143,7 +159,8 @@ def searched(
     found: dict[str, Any] = {
         "hardware": HARDWARE,
         "kernels": PLATFORM,
-        "seconds": stages,
+        # A search that goes on from a journal has spent most of its time before.
+        "seconds": None if journal.remembered else stages,
         "planned": sum(one.planned for one in search.ranked.values()),
         "layouts": len(search.ranked) + len(search.unranked),
         "refused": {one.reason: one.count for one in search.validity.refused.values()},

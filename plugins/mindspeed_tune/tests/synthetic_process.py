@@ -54,6 +54,11 @@ class SyntheticProcess:
             runs=((2 * layout.pp, 0), (layout.pp, 0)) if layout.vpp > 1 else ((2, 1), (1, 1), (1, 2)),
             layers=[layers // layout.pp] * layout.pp,
         )
+        overlaps = {
+            name: f"--{name.replace('_', '-')}" in job["command"]["arguments"]
+            for name in ("overlap_grad_reduce", "overlap_param_gather")
+        }
+        found = replace(found, flags={**found.flags, **overlaps})
         place = layout.place(job["rank"])["pp"]
         ends = (place == 0) + (place == layout.pp - 1)
         parameters = (layers // layout.pp * self.per_layer + ends * self.embedded) // layout.tp

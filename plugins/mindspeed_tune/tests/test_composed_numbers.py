@@ -104,6 +104,27 @@ def test_interleaved_layouts_follow_from_the_plain_pipeline(registry, machine):
     assert all(one.agrees for one in chunked), list(map(str, chunked))
 
 
+def test_exchanges_behind_passes_are_hidden_by_plans_and_by_composition_alike(registry, machine):
+    overlaps = {GRADIENT_OVERLAP: (False, True), PARAMETER_OVERLAP: (False, True)}
+    space = Space({**ONE, **overlaps, TENSOR: (2,), PIPELINE: (1, 2), LAYERS_PER_CHUNK: (False,)})
+    search = search_of(registry, machine, space=space, trials=20)
+    search.run()
+    assert all(one.agrees for one in search.trust.compared.values()), list(search.trust.compared.values())
+    for stages in (1, 2):
+        alone, hidden = (
+            next(
+                one
+                for one in search.ranked.values()
+                if one.candidate.size(PIPELINE) == stages
+                and one.candidate.settings[PARAMETER_OVERLAP] is overlap
+            )
+            for overlap in (False, True)
+        )
+        assert hidden.planned
+        assert hidden.estimate.update < alone.estimate.update
+        assert hidden.composed.update == pytest.approx(hidden.estimate.update)
+
+
 def test_a_candidate_whose_ranks_die_is_refused_with_its_words_and_the_others_are_ranked(registry, machine):
     search = search_of(registry, machine, SyntheticProcess(dying=4), trials=6)
     found = search.run()

@@ -100,7 +100,7 @@ def test_a_drawn_layout_is_listed_exactly_when_the_check_accepts_it(registry, mo
         given = validity.args_of(Candidate())
         sizes = Model.of(given, registry)
         listed = {written(one) for one in layouts(sizes, given, world, PER_NODE, SPACE, registry)}
-        for _ in range(DRAWN // 6):
+        for _ in range(DRAWN // 6 + 1):
             one = drawn(chosen, algorithms, experts="--num-experts" in model)
             valid = validity.args_of(one) is not None
             accepted, refused = accepted + valid, refused + (not valid)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ PAGE = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
 
 @pytest.mark.thorough
 def test_the_example_ends_with_measured_layouts(tmp_path):
-    environment = {**os.environ, "OUT": str(tmp_path), "TRIALS": "2", "MEASURED": "2"}
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    environment = {**os.environ, "PATH": programs, "OUT": str(tmp_path), "TRIALS": "2", "MEASURED": "2"}
     ended = subprocess.run(
         ["sh", str(EXAMPLE / "find.sh"), "--num-layers", "2", "--hidden-size", "64", "--seq-length", "64"],
         env=environment,

@@ -60,6 +60,8 @@ def test_what_no_run_constrains_stays_where_it_began_and_is_named(start, machine
 
 
 def test_a_calibration_is_a_hardware_file_that_says_by_which_runs(start, machine, tmp_path):
+    measured = {"collectives": {"all_gather": 0.5, "reduce_scatter": 0.25}, "update_bandwidth": 9e11}
+    start, machine = (replace(one, **measured) for one in (start, machine))
     known_runs = runs_of(machine)
     found = fit(start, known_runs)
     runs = {run.name: Measured((run.seconds, run.seconds * 1.04), load=1.5) for run in known_runs}
@@ -70,6 +72,8 @@ def test_a_calibration_is_a_hardware_file_that_says_by_which_runs(start, machine
     path.write_text(text)
     read = read_hardware(str(path))
     assert read.flops["bfloat16"] == pytest.approx(found.hardware.flops["bfloat16"], rel=1e-3)
+    assert {"collectives": read.collectives, "update_bandwidth": read.update_bandwidth} == measured
+    assert read.sources["collectives.all_gather"] == "a microbenchmark in a loop"
     assert read.latency_within_node == pytest.approx(found.hardware.latency_within_node, rel=1e-3)
     assert "tensor parallel" in read.sources["device.bf16"]
     assert "spread 4%, load 1.5" in read.sources["device.bf16"]

@@ -2,6 +2,9 @@ import pytest
 
 from mindspeed_core.errors import UserError
 from mindspeed_tune.hardware import read_hardware, shipped
+from mindspeed_tune.rank_lists import RankList
+from mindspeed_tune.record import Group
+from mindspeed_tune.roofline import communication_seconds
 
 GOOD = """
 [device]
@@ -41,6 +44,31 @@ def test_units_become_bytes_operations_and_seconds(tmp_path):
     assert found.devices == 8
 
 
+def test_a_collective_has_its_own_speed_where_the_file_names_it(tmp_path):
+    halved = GOOD.replace("[links]", "[collectives]\nreduce_scatter = 0.5\n[links]")
+    found = read_hardware(_file(tmp_path, halved))
+    group = Group("data", RankList(0, ((2, 1),)))
+    # Of an all-reduce a rank sends as much as it has, of the others half of it.
+    taken = {
+        name: communication_seconds(name, group, 0, size, found)
+        for name, size in (
+            ("all_reduce", 1e9),
+            ("reduce_scatter_tensor", 1e9),
+            ("all_gather_into_tensor", 0.5e9),
+        )
+    }
+    assert taken["reduce_scatter_tensor"] == pytest.approx(taken["all_reduce"])
+    assert taken["all_gather_into_tensor"] == pytest.approx(taken["all_reduce"] / 2)
+    assert found.bandwidth(False) == pytest.approx(70e9)
+
+
+def test_an_update_in_place_has_its_own_speed_where_the_file_names_it(tmp_path):
+    usual = read_hardware(_file(tmp_path, GOOD))
+    assert usual.update_seconds(7e11) == pytest.approx(1.0)
+    fast = GOOD.replace('bandwidth = "1 TB/s"', 'bandwidth = "1 TB/s"\nupdate_bandwidth = "3.5 TB/s"')
+    assert read_hardware(_file(tmp_path, fast)).update_seconds(7e11) == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -58,6 +86,8 @@ def test_units_become_bytes_operations_and_seconds(tmp_path):
             r"efficiency\.matrix is -0\.5, which is not above",
         ),
         ("[links]", "[node]\ndevices = 2.5\n[links]", r"node\.devices is 2\.5; give a whole number"),
+        ("[links]", "[collectives]\nbroadcast = 1.0\n[links]", "collectives.broadcast is unknown; there are"),
+        ("[links]", "[collectives]\nall_to_all = 0\n[links]", r"collectives\.all_to_all is 0, which is not"),
         ("[device]", "[device", "no TOML"),
     ],
 )

@@ -4,7 +4,7 @@ import json
 import shlex
 
 import pytest
-from measured_worlds import faulty_candidates
+from measured_worlds import faulty_candidates, noisy_candidates
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.flags.flag_set import known_flags
@@ -12,7 +12,7 @@ from mindspeed_core.registry import Registry
 from mindspeed_tune.candidate import PIPELINE, SEQUENCE, TENSOR, Candidate
 from mindspeed_tune.journal import Journal
 from mindspeed_tune.launch_command import read_command
-from mindspeed_tune.measure import Measured, Measuring, check_processors, equal, ranked_by_time
+from mindspeed_tune.measure import Measured, Measuring, check_processors, equal, ranked_by_time, undecided
 
 COMMAND = (
     "mindspeed-train --nproc 2 --mock-data --num-layers 2 --hidden-size 32 --num-attention-heads 2 "
@@ -53,6 +53,13 @@ def test_halving_measures_the_better_ones_more_often(flags):
     with Journal(None, {}) as journal:
         found = measuring(flags, journal, train=faulty_candidates).halve(seeds(1, 2, 3, 4))
     assert [len(found[f"--seed {number}"].seconds) for number in (1, 2, 3, 4)] == [3, 3, 1, 1]
+
+
+def test_candidates_that_rounds_do_not_tell_apart_get_more_of_them(flags):
+    with Journal(None, {}) as journal:
+        found = measuring(flags, journal, train=noisy_candidates).settle(seeds(1, 2, 9))
+    # The third round of the first two comes near their shortest step; the last one is far from both.
+    assert [len(found[f"--seed {number}"].seconds) for number in (1, 2, 9)] == [4, 4, 3]
 
 
 def test_what_was_measured_is_not_measured_again(flags, tmp_path):
@@ -101,6 +108,13 @@ def test_times_that_differ_between_rounds_tell_no_order():
     order, why = ranked_by_time(found)
     assert order == ["a", "b"]
     assert "differ by up to 90%" in why
+
+
+def test_neighbours_that_are_apart_or_surely_equal_need_no_further_round():
+    sure = {"a": Measured((1.0, 1.01, 1.3)), "b": Measured((1.005, 1.01, 1.2)), "c": Measured(failure="dies")}
+    assert undecided(sure) == set()
+    assert undecided({**sure, "d": Measured((1.01, 1.09, 1.1))}) == {"d"}
+    assert undecided({**sure, "d": Measured((1.5, 1.9, 1.9))}) == set()
 
 
 def test_layouts_closer_than_their_own_rounds_are_equal():

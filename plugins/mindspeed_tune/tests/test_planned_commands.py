@@ -278,6 +278,18 @@ def test_a_later_stage_whose_gradients_are_exchanged_behind_the_passes_is_planne
     assert "gradients" in phases
 
 
+@pytest.mark.parametrize("chunks", ["", "--num-layers-per-virtual-pipeline-stage 2"], ids=["plain", "chunks"])
+def test_parameters_that_are_gathered_behind_passes_are_counted_once(runner, chunks):
+    flags = f"{LAYOUT} {chunks} --overlap-grad-reduce --overlap-param-gather --global-batch-size 16"
+    model = MODEL.replace("--num-layers 6", "--num-layers 8")
+    runner.command = read_command(f"mindspeed-train --fake-world-size 8 {model} {flags}".split(), {})
+    plan = make_plan(("train",), records_of(runner))
+    assert plan.ok
+    gathered = [form for kind in plan.kinds for form in kind.forms if "gather" in form.expected.operation]
+    assert gathered
+    assert [form for form in gathered if form.difference] == []
+
+
 @pytest.mark.thorough
 def test_a_rank_that_hangs_is_ended_and_named(tmp_path):
     script = tmp_path / "hanging.py"

@@ -30,7 +30,7 @@ from mindspeed_tune.hardware import ONE_RANK, Hardware
 from mindspeed_tune.journal import Journal
 from mindspeed_tune.kinds import kinds_of
 from mindspeed_tune.launch_command import LaunchCommand
-from mindspeed_tune.measure import APART, Measured, Measuring, check_processors
+from mindspeed_tune.measure import APART, Measured, Measuring, apart, check_processors
 from mindspeed_tune.microbenchmarks import measure_speeds
 from mindspeed_tune.search_report import rank_correlation
 from mindspeed_tune.validity import Validity
@@ -46,6 +46,7 @@ _ONE: dict[str, Any] = {
     LAYERS_PER_CHUNK: None,
     CHUNKS: None,
 }
+_SPEEDS = "speeds"
 _LEAST = 0.8
 """Rank correlation of predicted and measured runs below which no ranking by time is promised."""
 
@@ -128,20 +129,23 @@ def calibrate(
         raise UserError(f"no layout of this command can be run for a calibration: {first.reason}")
     args = validity.args_of(next(iter(chosen.values())))
     dtype = str(args.params_dtype).removeprefix("torch.")
-    say("microbenchmarks")
-    [speeds, *_] = run_world(measure_speeds, command.world_size, platform, dtype, timeout=300.0)
-    start = by_microbenchmarks(speeds, command, elsewhere)
     facts = {"calibrated command": list(command.text), "ranks": command.world_size, "layers": layers}
     with Journal(folder, facts) as journal:
+        speeds = journal.get(_SPEEDS, dtype)
+        if speeds is None:
+            say("microbenchmarks")
+            [speeds, *_] = run_world(measure_speeds, command.world_size, platform, dtype, timeout=300.0)
+            journal.put(_SPEEDS, dtype, speeds)
         measuring = Measuring(command, flags, journal, limit=limit, platform=platform, say=say)
         by_name = {candidate.name: name for name, candidate in chosen.items()}
         say(f"short runs: {', '.join(chosen)}")
-        found = measuring.measure(list(chosen.values()))
+        found = measuring.settle(list(chosen.values()), unsure=apart)
     runs = {by_name[name]: one for name, one in found.items()}
     notes += [f"{name} could not be run: {one.failure}" for name, one in runs.items() if one.failure]
     trained = {name: one for name, one in runs.items() if not one.failure}
     if not trained:
         raise UserError(f"nothing trains here: {next(iter(runs.values())).failure}")
+    start = by_microbenchmarks(speeds, command, elsewhere)
     say("dry runs of the same layouts")
     with WarmProcess(target) as process:
         known = [
@@ -225,6 +229,8 @@ def by_microbenchmarks(
         per_group=0.0 if on_cpu or elsewhere is None else elsewhere.per_group,
         sources={},
         unverified=(),
+        collectives=dict(speeds["collectives"]),
+        update_bandwidth=speeds["update_bandwidth"],
     )
 
 
@@ -249,6 +255,9 @@ def hardware_file(calibrated: Calibration, command: Sequence[str]) -> str:
     several = any(name != "data parallel" for name in calibrated.runs)
     sources = {key: looped if of in unconstrained else fitted for key, of in keys.items()}
     sources["links.within_node"] = looped if several else ONE_RANK
+    if one.update_bandwidth:
+        sources["device.update_bandwidth"] = looped
+    sources |= {f"collectives.{name}": looped for name in one.collectives}
     sources["device.memory"] = "what the platform reports"
     other = "device.bf16" if calibrated.dtype == "float32" else "device.fp32"
     sources[other] = f"assumed: the runs compute in {calibrated.dtype}"
@@ -270,6 +279,7 @@ def hardware_file(calibrated: Calibration, command: Sequence[str]) -> str:
         f'bf16 = "{one.flops["bfloat16"] / 1e9:.6g} GFLOP/s"',
         f'fp32 = "{one.flops["float32"] / 1e9:.6g} GFLOP/s"',
         f'memory_bandwidth = "{one.memory_bandwidth / 1e9:.6g} GB/s"',
+        *([f'update_bandwidth = "{one.update_bandwidth / 1e9:.6g} GB/s"'] if one.update_bandwidth else ()),
         f'launch = "{one.launch * 1e6:.6g} us"',
         "",
         "[node]",
@@ -281,6 +291,7 @@ def hardware_file(calibrated: Calibration, command: Sequence[str]) -> str:
         f'latency_within_node = "{one.latency_within_node * 1e6:.6g} us"',
         f'latency_between_nodes = "{one.latency_between_nodes * 1e6:.6g} us"',
         "",
+        *_collectives(one),
         "# The speeds above are what a training reaches, so every part of them is reached.",
         "[efficiency]",
         "matrix = 1.0",
@@ -304,6 +315,13 @@ def hardware_file(calibrated: Calibration, command: Sequence[str]) -> str:
         f"keys = {json.dumps(unverified)}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _collectives(one: Hardware) -> list[str]:
+    if not one.collectives:
+        return []
+    lines = [f"{name} = {ratio:.4g}" for name, ratio in one.collectives.items()]
+    return ["# Bytes a second, as multiples of those of an all-reduce.", "[collectives]", *lines, ""]
 
 
 def write_hardware(text: str, path: Path) -> None:

@@ -184,6 +184,7 @@ def target_of(candidate: Candidate, args: Any, world_size: int, model_flops: flo
         micro_batch_size=args.micro_batch_size,
         overlap=bool(getattr(args, "overlap_grad_reduce", False)),
         model_flops=model_flops,
+        overlap_gather=bool(getattr(args, "overlap_param_gather", False)),
     )
 
 
@@ -221,6 +222,7 @@ ASKED = (
     "micro_batch_size",
     "seq_length",
     "overlap_grad_reduce",
+    "overlap_param_gather",
     "use_distributed_optimizer",
     "recompute_granularity",
 )

@@ -34,7 +34,7 @@ from mindspeed_tune.small_pipeline import (
     between,
     work_between,
 )
-from mindspeed_tune.step_plan import UPDATE_BYTES
+from mindspeed_tune.step_plan import UPDATE_BYTES, is_gather
 
 
 @dataclass
@@ -74,7 +74,9 @@ class Cell:
         )
         exposed = max(self._exchange(target, kind, stage, hardware, "gradients") for stage, kind in stages)
         updates = (
-            self._exchange(target, kind, stage, hardware, "update") + self._update(target, kind, hardware)
+            self._exchange(target, kind, stage, hardware, "update")
+            + self._gathers(target, kind, stage, hardware, taken[stage])
+            + self._update(target, kind, hardware)
             for stage, kind in stages
         )
         if target.overlap:
@@ -206,20 +208,37 @@ class Cell:
 
         return between(tuple(self.parts), target.micro_batch_size, of)
 
-    def _exchange(self, target: Target, kind: int, stage: int, hardware: Hardware, wanted: str) -> float:
-        """Return the seconds of what is exchanged once a step."""
-        key = (target.layout, target.layers, kind, stage, wanted, hardware.path)
+    def _gathers(
+        self,
+        target: Target,
+        kind: int,
+        stage: int,
+        hardware: Hardware,
+        taken: Mapping[tuple[str, int], float],
+    ) -> float:
+        """Return the seconds of the gather of parameters that forward passes do not hide."""
+        found = self._exchange(target, kind, stage, hardware, "update", gathers=True)
+        hidden = sum(t for (d, _), t in taken.items() if d == FORWARD) if target.overlap_gather else 0.0
+        return max(0.0, found - hidden)
+
+    def _exchange(
+        self, target: Target, kind: int, stage: int, hardware: Hardware, wanted: str, *, gathers: bool = False
+    ) -> float:
+        """Return the seconds of what is exchanged once a step; gathers of parameters are asked for alone."""
+        key = (target.layout, target.layers, kind, stage, wanted, gathers, hardware.path)
         if key not in self._known:
-            self._known[key] = self._exchanged(target, kind, stage, hardware, wanted)
+            self._known[key] = self._exchanged(target, kind, stage, hardware, wanted, gathers)
         return self._known[key]
 
-    def _exchanged(self, target: Target, kind: int, stage: int, hardware: Hardware, wanted: str) -> float:
+    def _exchanged(
+        self, target: Target, kind: int, stage: int, hardware: Hardware, wanted: str, gathers: bool
+    ) -> float:
         total = 0.0
         for part, sign in MADE_OF[kind]:
             found = next(iter(self.parts.values()))[part]
             record = found.record
             for (group, operation, _, phase), (calls, given) in found.once().items():
-                if phase != wanted:
+                if phase != wanted or is_gather(operation, phase) != gathers:
                     continue
                 way = self._along(record, group)
                 placed_group = self._group(target, record, group, target.layout, stage)
@@ -239,7 +258,7 @@ class Cell:
 
     def _update(self, target: Target, kind: int, hardware: Hardware) -> float:
         shard = self._static(target, kind)["optimizer state"] / 8
-        return UPDATE_BYTES * shard / (hardware.memory_bandwidth * hardware.memory_share)
+        return hardware.update_seconds(UPDATE_BYTES * shard)
 
     def _elements(self, target: Target, kind: int, of: str) -> float:
         """Return the dense or expert elements of a stage."""

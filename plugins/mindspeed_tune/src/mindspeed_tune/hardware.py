@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ _UNITS: dict[str, dict[str, float]] = {
     "seconds": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9},
 }
 _QUANTITY = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]+)\s*\Z")
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_to_all")
+"""Collectives whose speed may differ from that of an all-reduce."""
 
 _KEYS: dict[str, dict[str, str]] = {
     "device": {
@@ -41,6 +43,7 @@ _KEYS: dict[str, dict[str, str]] = {
         "fp16": "operations per second",
         "fp32": "operations per second",
         "memory_bandwidth": "bytes per second",
+        "update_bandwidth": "bytes per second",
         "launch": "seconds",
     },
     "node": {"devices": "count"},
@@ -50,6 +53,7 @@ _KEYS: dict[str, dict[str, str]] = {
         "latency_within_node": "seconds",
         "latency_between_nodes": "seconds",
     },
+    "collectives": dict.fromkeys(COLLECTIVES, "ratio"),
     "efficiency": {"matrix": "share", "attention": "share", "memory": "share", "links": "share"},
     "reserved": {"context": "bytes", "per_group": "bytes"},
     "calibration": {"untrusted": "text"},
@@ -80,6 +84,10 @@ class Hardware:
         attention: part of the peak that attention kernels reach.
         memory_share: part of the memory bandwidth that other operators reach.
         link_share: part of a link's bandwidth that collectives reach.
+        collectives: bytes per second of a collective as a multiple of those of an all-reduce; 1 where it is
+            not named.
+        update_bandwidth: bytes per second of an optimizer's update, which works in place; None where it is
+            that of other operators.
         context: bytes that runtime and kernels take beside the allocator.
         per_group: bytes of communication buffers of each group that is used.
         sources: where the numbers come from, by key.
@@ -108,10 +116,17 @@ class Hardware:
     unverified: tuple[str, ...]
     path: str = ""
     untrusted: str = ""
+    collectives: Mapping[str, float] = field(default_factory=dict)
+    update_bandwidth: float | None = None
 
-    def bandwidth(self, crosses_nodes: bool) -> float:
-        """Return the bytes per second that collectives reach."""
-        return (self.between_nodes if crosses_nodes else self.within_node) * self.link_share
+    def bandwidth(self, crosses_nodes: bool, operation: str = "") -> float:
+        """Return the bytes per second that an operation reaches; an all-reduce or a message by default."""
+        own = next((part for name, part in self.collectives.items() if operation.startswith(name)), 1.0)
+        return (self.between_nodes if crosses_nodes else self.within_node) * self.link_share * own
+
+    def update_seconds(self, moved: float) -> float:
+        """Return how long an optimizer's update takes that reads and writes so many bytes."""
+        return moved / (self.update_bandwidth or self.memory_bandwidth * self.memory_share)
 
     def latency(self, crosses_nodes: bool) -> float:
         """Return the seconds of a call that moves nothing."""
@@ -195,6 +210,10 @@ def _checked(found: Mapping[str, Any], path: str) -> Hardware:
         unverified=_listed(path, found.get("unverified", {})),
         path=path,
         untrusted=values.get("calibration.untrusted", ""),
+        collectives={
+            name: values[f"collectives.{name}"] for name in COLLECTIVES if f"collectives.{name}" in values
+        },
+        update_bandwidth=values.get("device.update_bandwidth"),
     )
 
 
@@ -203,7 +222,7 @@ def _value(path: str, key: str, kind: str, value: Any) -> Any:
         if not isinstance(value, str) or not value:
             raise _wrong(path, key, f"is {value!r}; give a text in quotes")
         return value
-    if kind in ("count", "share"):
+    if kind in ("count", "share", "ratio"):
         if isinstance(value, bool) or not isinstance(value, int if kind == "count" else (int, float)):
             raise _wrong(path, key, f"is {value!r}; give a {'whole ' if kind == 'count' else ''}number")
         if value <= 0:

@@ -10,9 +10,10 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from mindspeed_tune.journal import Journal
 from mindspeed_tune.launch_command import TRAIN, LaunchCommand
 from mindspeed_tune.measured_run import BEGIN, END, HANGS, run_candidates
 
-STEPS, ROUNDS = 3, 3
-"""Timed steps of a candidate in a round, and rounds: each of the others has its turn in between."""
+STEPS, ROUNDS, MOST_ROUNDS = 3, 3, 6
+"""Timed steps of a candidate in a round, and rounds: each of the others has its turn in between. Candidates
+that rounds do not tell apart get more of them, up to the last number."""
+REPEATED = 0.02
+"""A shortest step to which another round comes so close is known: further rounds would not move it."""
 APART = 0.10
 """Rounds that differ by more than this tell nothing of which candidate is faster."""
 _MEASURED, _RUNNING = "measured", "running.jsonl"
@@ -61,6 +65,12 @@ class Measured:
     def spread(self) -> float:
         """Return how much longer the worst round was than the best one."""
         return max(self.seconds) / self.best - 1 if self.seconds else 0.0
+
+    @property
+    def doubt(self) -> float:
+        """Return how much longer the second-best round was: so far the shortest step may still move."""
+        best, *others = sorted(self.seconds) or [1.0]
+        return others[0] / best - 1 if others else 0.0
 
     @property
     def typical(self) -> float:
@@ -109,7 +119,7 @@ class Measuring:
         Args:
             candidates: of one world size.
             rounds: in which each has its turn, every other one in the opposite order.
-            memory: measure the peak of memory too.
+            memory: measure the peak of memory too, in the first round.
 
         Raises:
             UserError: the command is a script, which does not say when a step begins.
@@ -131,20 +141,46 @@ class Measuring:
             left = self._world(left, memory)
         return {one.name: self._of(one, rounds) for one in candidates}
 
+    def settle(
+        self,
+        candidates: Sequence[Candidate],
+        rounds: int = ROUNDS,
+        *,
+        memory: bool = False,
+        unsure: Callable[[Mapping[str, Measured]], Collection[str]] | None = None,
+    ) -> dict[str, Measured]:
+        """Measure candidates until rounds have told those apart that they can tell apart.
+
+        Args:
+            candidates: of one world size.
+            rounds: of all of them.
+            memory: measure the peak of memory too.
+            unsure: which candidates need another round; None for those that are neither apart from their
+                neighbours in the ranking nor known to be equal to them.
+        """
+        found = self.measure(candidates, rounds, memory=memory)
+        for more in range(rounds + 1, MOST_ROUNDS + 1):
+            names = (unsure or undecided)(found)
+            again = [one for one in candidates if one.name in names]
+            if not again:
+                break
+            self.say(f"rounds do not tell {len(again)} candidates apart yet: round {more}")
+            found |= self.measure(again, more)
+        return found
+
     def halve(self, candidates: Sequence[Candidate], *, memory: bool = False) -> dict[str, Measured]:
         """Measure candidates by successive halving: one round of all, two of the better half, and so on."""
         found: dict[str, Measured] = {}
         left = list(candidates)
-        for rounds in (1, 2, ROUNDS, ROUNDS + 2):
+        for rounds in range(1, ROUNDS):
             self.say(f"measuring {len(left)} candidates, {rounds} rounds")
             found |= self.measure(left, rounds, memory=memory)
             trained = sorted(
                 (one for one in left if not found[one.name].failure), key=lambda o: found[o.name].best
             )
-            left = trained[: max(2, (len(trained) + 1) // 2)] if rounds < ROUNDS else trained[:2]
-            if len(left) < 2 or (rounds >= ROUNDS and not equal(*(found[one.name] for one in left))):
-                break
-        return found
+            left = trained[: max(2, (len(trained) + 1) // 2)]
+        self.say(f"measuring {len(left)} candidates, {ROUNDS} rounds or more")
+        return found | self.settle(left, memory=memory)
 
     def _known(self, number: int, candidate: Candidate) -> Any:
         failed = self.journal.get(_MEASURED, f"{candidate.name} | failed")
@@ -170,7 +206,9 @@ class Measuring:
         """Run a queue in one world until one fails; return what is left of it."""
         from mindspeed_testing.worlds import WorldError, WorldTimeout, run_world
 
-        lines = [(self._key(number, one), self._arguments(one)) for number, one in queue]
+        lines = [
+            (self._key(number, one), self._arguments(one), memory and number == 0) for number, one in queue
+        ]
         failure = ""
         with self._results_file() as file:
             try:
@@ -182,7 +220,6 @@ class Measuring:
                     STEPS,
                     self.limit,
                     self.platform,
-                    memory,
                     timeout=self.limit * len(lines) + 60.0,
                     env=self.command.environment,
                 )
@@ -279,4 +316,17 @@ def ranked_by_time(measured: Mapping[str, Measured]) -> tuple[list[str], str]:
 
 def equal(one: Measured, other: Measured) -> bool:
     """Return whether two candidates are closer to each other than their own rounds are."""
-    return abs(one.best - other.best) <= max(one.typical * one.best, other.typical * other.best)
+    return abs(one.best - other.best) <= max(one.doubt * one.best, other.doubt * other.best)
+
+
+def undecided(measured: Mapping[str, Measured]) -> set[str]:
+    """Return the candidates that further rounds may tell from a neighbour in the ranking."""
+    trained = {name: one for name, one in measured.items() if not one.failure}
+    ranked = sorted(trained, key=lambda name: trained[name].best)
+    close = {name for pair in pairwise(ranked) if equal(*(trained[name] for name in pair)) for name in pair}
+    return {name for name in close if trained[name].doubt > REPEATED}
+
+
+def apart(measured: Mapping[str, Measured]) -> set[str]:
+    """Return the candidates whose rounds disagree."""
+    return {name for name, one in measured.items() if one.seconds and one.typical > APART}

@@ -24,22 +24,21 @@ _WARM_UP = 2
 
 
 def run_candidates(
-    queue: Sequence[tuple[str, Sequence[str]]],
+    queue: Sequence[tuple[str, Sequence[str], bool]],
     file: str,
     steps: int,
     limit: float,
     platform: str | None,
-    memory: bool,
 ) -> int:
     """Train a few steps of every candidate of a queue; an error or a hang of one ends the world.
 
     Args:
-        queue: names and arguments, in the order in which they are run; a name may come several times.
+        queue: name, arguments, and whether the peak of memory is measured too, in the order in which they
+            are run; a name may come several times.
         file: that rank 0 writes lines of JSON into.
         steps: timed steps of each, behind those that warm up.
         limit: seconds after which a candidate counts as one that hangs.
         platform: what they train on; None for what their arguments say.
-        memory: measure the peak of memory too.
 
     Returns:
         How many candidates were run.
@@ -55,7 +54,7 @@ def run_candidates(
                 written.write(json.dumps(line) + "\n")
                 written.flush()
 
-        for name, arguments in queue:
+        for name, arguments, memory in queue:
             say(kind=BEGIN, name=name)
             watch = threading.Timer(limit, os._exit, (HANGS,))
             watch.daemon = True

@@ -29,6 +29,7 @@ class Target:
         micro_batch_size: their size.
         overlap: gradients are exchanged behind backward passes.
         model_flops: operations of the model in a step; 0 where they are not known.
+        overlap_gather: updated parameters are gathered behind forward passes.
     """
 
     layout: Layout
@@ -37,6 +38,7 @@ class Target:
     micro_batch_size: int
     overlap: bool = False
     model_flops: float = 0.0
+    overlap_gather: bool = False
 
     def kind(self, stage: int) -> int:
         """Return what a stage is made of besides its layers."""

@@ -182,6 +182,8 @@ class Probe:
             events = None if number else AllocationEvents()
             with layer_kinds.only_layers(run.config, chunks, layers) as self._skipped:
                 restart_microbatches(run)
+                self._leave("between")
+                _gather_parameters(run.model)
                 with nullcontext() if events is None else storage.watched_by(events):
                     result = schedule(**{**options, "num_microbatches": microbatches})
             if events is not None:
@@ -338,6 +340,20 @@ class _Observed(list[Any]):
     def append(self, value: Any) -> None:
         super().append(value)
         self._tell(value)
+
+
+def _gather_parameters(model: list[Any]) -> None:
+    """Gather parameters that are gathered behind forward passes, those of layers that will not run as well.
+
+    Every step of a training does so but its first one.
+    """
+    for chunk in model:
+        if not getattr(chunk, "use_forward_hook", False):
+            continue
+        for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
+            group.param_gather_dispatched = False
+            group.start_param_sync()
+            group.finish_param_sync(skip_next_bucket_dispatch=True)
 
 
 def _gradients_ready(model: list[Any], skipped: list[Any]) -> None:

@@ -61,5 +61,5 @@ def communication_seconds(
     if group.ranks.size == 1 and operation not in ("send", "isend", "recv", "irecv"):
         return 0.0
     crosses = group.ranks.crosses(hardware.devices)
-    moved = sent(operation, group.ranks.size, input_bytes) / hardware.bandwidth(crosses)
+    moved = sent(operation, group.ranks.size, input_bytes) / hardware.bandwidth(crosses, operation)
     return moved + calls * hardware.latency(crosses)

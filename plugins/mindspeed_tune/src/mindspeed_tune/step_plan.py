@@ -66,8 +66,10 @@ def step_plan(records: Sequence[RankRecord], wholes: Sequence[Whole], hardware: 
         return StepPlan(timeline, None, 0.0, 0.0, 0.0, 0.0, tokens, model_flops, None)
     exposed = [_exchange(record, step, hardware, "gradients") for record, step in zip(records, wholes)]
     updates = [
-        _exchange(record, step, hardware, "update") + _update(record, hardware)
-        for record, step in zip(records, wholes)
+        _exchange(record, step, hardware, "update")
+        + _gathers(record, step, hardware, total)
+        + _update(record, hardware)
+        for record, step, (total, _) in zip(records, wholes, durations)
     ]
     gradients, update = max(exposed), max(updates)
     if records[0].flags.get("overlap_grad_reduce"):
@@ -119,12 +121,30 @@ def _passes(record: RankRecord, step: Whole, hardware: Hardware, direction: str)
     )
 
 
-def _exchange(record: RankRecord, step: Whole, hardware: Hardware, wanted: str) -> float:
+def _exchange(
+    record: RankRecord, step: Whole, hardware: Hardware, wanted: str, *, gathers: bool = False
+) -> float:
+    """Return the seconds of what is exchanged once a step; gathers of parameters are asked for alone."""
     return sum(
         communication_seconds(operation, record.groups[group], calls, size, hardware)
         for (group, operation, _, phase), (calls, size) in step.traffic.items()
-        if phase == wanted
+        if phase == wanted and is_gather(operation, phase) == gathers
     )
+
+
+def is_gather(operation: str, phase: str) -> bool:
+    """Return whether a call gathers updated parameters."""
+    return phase == "update" and operation.startswith("all_gather")
+
+
+def _gathers(
+    record: RankRecord, step: Whole, hardware: Hardware, total: Mapping[tuple[str, int], float]
+) -> float:
+    """Return the seconds of the gather of parameters that forward passes do not hide."""
+    taken = _exchange(record, step, hardware, "update", gathers=True)
+    if not record.flags.get("overlap_param_gather"):
+        return taken
+    return max(0.0, taken - sum(t for (d, _), t in total.items() if d == FORWARD))
 
 
 def _transfer(record: RankRecord, step: Whole, hardware: Hardware) -> float:
@@ -148,7 +168,7 @@ def _crosses(record: RankRecord, group: int, hardware: Hardware) -> bool:
 def _update(record: RankRecord, hardware: Hardware) -> float:
     """Return the seconds of the optimizer's own operators."""
     shard = _held(record.update.after, "optimizer state") / 8
-    return UPDATE_BYTES * shard / (hardware.memory_bandwidth * hardware.memory_share)
+    return hardware.update_seconds(UPDATE_BYTES * shard)
 
 
 def _held(categories: Mapping[str, float], name: str) -> float:
