@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import checked_lines
 import twins
@@ -48,18 +49,20 @@ class Planned:
     Attributes:
         scripts: those that are alike.
         flags: their flags without files.
-        world_size: their ranks.
     """
 
     scripts: tuple[Script, ...]
     flags: tuple[str, ...]
-    world_size: int
 
     @property
     def key(self) -> str:
-        """Return the digest under which its outcome is kept."""
-        kept = [option for option in of_a_step(self.flags) if option[0] not in _NUMBERS]
-        return digest(kept, self.world_size)
+        """Return the digest under which its outcome is kept; its flags say how many ranks it is for."""
+        return digest([option for option in of_a_step(self.flags) if option[0] not in _NUMBERS])
+
+    @cached_property
+    def world_size(self) -> int:
+        """Return its ranks; finding them checks its flags at several worlds."""
+        return checked_lines.world_of(self.script)
 
     @property
     def script(self) -> Script:
@@ -78,8 +81,7 @@ def plannable(sources: Sequence[str] = tuple(checked_lines.SOURCES)) -> list[Pla
     for script in twins.accepted(sources):
         if {*script.words} & {"--skip-train", *_LOOKS_AT_VALUES}:
             continue
-        flags = tuple(checked_lines.without_files(script.words))
-        one = Planned((script,), flags, checked_lines.world_of(script))
+        one = Planned((script,), tuple(checked_lines.without_files(script.words)))
         alike = found.get(one.key)
         found[one.key] = replace(alike, scripts=(*alike.scripts, script)) if alike else one
     return list(found.values())
