@@ -231,6 +231,7 @@ def test_the_noted_format_does_not_hide_that_such_a_checkpoint_was_to_be_loaded(
         assert [note.flag for note in session.plan.flag_notes] == ["--ckpt-format torch"]
         with pytest.raises(CheckpointError, match=r"--load .* older format `torch`"):
             loop.setup(session)
+        loop.teardown(session)
 
 
 def test_a_tracker_without_any_checkpoint_does_not_start_from_scratch(tmp_path):
