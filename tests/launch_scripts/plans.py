@@ -57,7 +57,8 @@ class Planned:
     @property
     def key(self) -> str:
         """Return the digest under which its outcome is kept; its flags say how many ranks it is for."""
-        return digest([option for option in of_a_step(self.flags) if option[0] not in _NUMBERS])
+        kept = [option for option in of_a_step(self.flags) if option[0].partition("=")[0] not in _NUMBERS]
+        return digest(kept)
 
     @cached_property
     def world_size(self) -> int:
