@@ -117,3 +117,11 @@ def test_what_is_no_guide_is_still_there():
     assert all(
         (ROOT / "docs" / f"{page}.md").is_file() and blocks(read(f"docs/{page}.md")) for page in OTHER_PAGES
     )
+
+
+@pytest.mark.parametrize("page", ["migration", "megatron-lm"])
+@pytest.mark.parametrize("ending", LANGUAGES)
+def test_guides_for_those_who_have_a_script_begin_with_migrate(page, ending):
+    first = re.search(r"^```bash\n(.*)$", read(f"docs/{page}{ending}.md"), re.MULTILINE)
+    assert first is not None
+    assert first[1].startswith("mindspeed-features migrate pretrain.sh")

@@ -2,7 +2,8 @@
 
 A rank of every kind that an accepted script has (`mindspeed_tune`) runs its first step without devices:
 layers of one kind are run once and counted, everything else is as large as the script says. A plan holds
-together where every rank has a place, every group is complete and every call of it has its partners.
+together where every rank has a place, every group is complete and every call of it has its partners; those
+of other ranks than these are run with ``--partners``, and by the twins (`twins`), which train.
 
 ``python tests/launch_scripts/plans.py [SOURCE …] [--part K/N] [--platform fake-npu] [--ranks N]`` plans them,
 keeps the outcomes, and plans only what has changed when it runs again.
@@ -15,11 +16,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import checked_lines
 import twins
 from checked_lines import Script
-from verdicts import Record, digest, sorted_flags, summary
+from verdicts import Record, digest, of_a_step, summary
 
 from mindspeed_tune.driver import KINDS, Ranks, records_of
 from mindspeed_tune.launch_command import read_command
@@ -30,6 +32,12 @@ RECORDS = {"fake": "planned.json", "fake-npu": "planned_npu.json"}
 """The outcomes of all plans, by dry run."""
 _LOOKS_AT_VALUES = {"--use-megatron-fsdp", "--use-custom-fsdp"}
 """Megatron-FSDP reads values while it shards a model, which a dry run does not have."""
+_NUMBERS = frozenset(
+    "--weight-decay --start-weight-decay --end-weight-decay --weight-decay-incr-style --init-method-std "
+    "--norm-epsilon --adam-beta1 --adam-beta2 --rotary-base --initial-loss-scale "
+    "--moe-router-bias-update-rate".split()
+)
+"""Options whose values a step computes with, which no size and no call depends on."""
 LIMIT = 900.0
 """Seconds after which a rank counts as one that hangs."""
 
@@ -41,17 +49,21 @@ class Planned:
     Attributes:
         scripts: those that are alike.
         flags: their flags without files.
-        world_size: their ranks.
     """
 
     scripts: tuple[Script, ...]
     flags: tuple[str, ...]
-    world_size: int
 
     @property
     def key(self) -> str:
-        """Return the digest under which its outcome is kept."""
-        return digest(sorted_flags(self.flags), self.world_size)
+        """Return the digest under which its outcome is kept; its flags say how many ranks it is for."""
+        kept = [option for option in of_a_step(self.flags) if option[0].partition("=")[0] not in _NUMBERS]
+        return digest(kept)
+
+    @cached_property
+    def world_size(self) -> int:
+        """Return its ranks; finding them checks its flags at several worlds."""
+        return checked_lines.world_of(self.script)
 
     @property
     def script(self) -> Script:
@@ -70,22 +82,21 @@ def plannable(sources: Sequence[str] = tuple(checked_lines.SOURCES)) -> list[Pla
     for script in twins.accepted(sources):
         if {*script.words} & {"--skip-train", *_LOOKS_AT_VALUES}:
             continue
-        flags = tuple(checked_lines.without_files(script.words))
-        one = Planned((script,), flags, checked_lines.world_of(script))
+        one = Planned((script,), tuple(checked_lines.without_files(script.words)))
         alike = found.get(one.key)
         found[one.key] = replace(alike, scripts=(*alike.scripts, script)) if alike else one
     return list(found.values())
 
 
-def plan(one: Planned, process: WarmProcess, wanted: str = KINDS) -> LaunchPlan:
-    """Plan a script in a running process.
+def plan(one: Planned, process: WarmProcess, wanted: str = KINDS, *, partners: bool = False) -> LaunchPlan:
+    """Plan a script in a running process, with the partners of its ranks or without.
 
     Raises:
         mindspeed_tune.warm_process.PlanError: a rank of it cannot be planned.
     """
     command = read_command(one.command, {})
     with Ranks(command, process=process, reliefs=False) as runner:
-        return make_plan((one.script.name,), records_of(runner, wanted))
+        return make_plan((one.script.name,), records_of(runner, wanted, partners=partners))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -95,6 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--part", default="1/1", help="K/N: every N-th script, from the K-th on")
     parser.add_argument("--platform", default="fake", choices=RECORDS, help="the dry run")
     parser.add_argument("--ranks", default=KINDS, help="ranks to plan; by default one of every kind")
+    parser.add_argument("--partners", action="store_true", help="compare all calls with another member's")
     parser.add_argument("--parallel", type=int, default=2, help="ranks at once")
     parser.add_argument("--again", action="store_true", help="also those that the record calls good")
     args = parser.parse_args(arguments)
@@ -107,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
             if not args.again and Record.read(name).passed(one.key):
                 continue
             started = time.monotonic()
-            problems, facts = _outcome(one, process, args.ranks)
+            problems, facts = _outcome(one, process, args.ranks, args.partners)
             seconds = time.monotonic() - started
             script = f"{one.script.source}:{one.script.name}"
             print(
@@ -128,9 +140,11 @@ def main(arguments: Sequence[str]) -> int:
     return summary(name, names, whole=not args.sources)
 
 
-def _outcome(one: Planned, process: WarmProcess, wanted: str) -> tuple[list[str], dict[str, object]]:
+def _outcome(
+    one: Planned, process: WarmProcess, wanted: str, partners: bool
+) -> tuple[list[str], dict[str, object]]:
     try:
-        made = plan(one, process, wanted)
+        made = plan(one, process, wanted, partners=partners)
     except Exception as error:
         # The other scripts are to be seen too.
         return [f"{type(error).__name__}: {line}" for line in str(error).splitlines()[-6:]], {}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import checked_lines
 from checked_lines import Script
-from verdicts import digest, sorted_flags
+from verdicts import digest, of_a_step
 
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_megatron.upstream.translations import TRANSLATIONS
@@ -108,7 +108,7 @@ _LAYOUT = frozenset(
 """Flags of the host that lay a model out, or compute the same in another order."""
 _MODEL = frozenset(
     "--n-shared-experts --moe-model-type --moe-train-capacity-factor --alibi-fusion-attn-type "
-    "--is-instruction-dataset --pack-samples --lora-r --lora-alpha --lora-target-modules "
+    "--is-instruction-dataset --pack-samples --no-shuffle --lora-r --lora-alpha --lora-target-modules "
     "--moe-router-best-of-group --moe-shared-expert-gate --muon-fp32-matmul-prec --muon-momentum "
     "--muon-extra-scale-factor --muon-scale-mode".split()
 )
@@ -147,7 +147,7 @@ class Twin:
     @property
     def key(self) -> str:
         """Return the digest under which its outcome is kept."""
-        sides = (sorted_flags(self.flags), sorted_flags(self.plain))
+        sides = (of_a_step(self.flags), of_a_step(self.plain))
         return digest(STEPS, TOLERANCE, NEAR, *sides, self.world_size, self.plain_world_size)
 
     @property

@@ -117,12 +117,13 @@ def train_all(requests: Sequence[SideRequest]) -> list[RankRecord]:
 
 
 def twins(sources: Sequence[str] = tuple(checked_lines.SOURCES)) -> dict[Twin, list[str]]:
-    """Return the twins of all accepted scripts, each once, with the names of its scripts."""
-    found: dict[Twin, list[str]] = {}
+    """Return the twins of all accepted scripts, with the names of its scripts; one of those with one key."""
+    found: dict[str, tuple[Twin, list[str]]] = {}
     for script in accepted(sources):
         if "--skip-train" not in script.words:
-            found.setdefault(twin_of(script), []).append(f"{script.source}:{script.name}")
-    return found
+            twin = twin_of(script)
+            found.setdefault(twin.key, (twin, []))[1].append(f"{script.source}:{script.name}")
+    return dict(found.values())
 
 
 def accepted(sources: Sequence[str]) -> Iterator[Script]:

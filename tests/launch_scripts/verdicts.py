@@ -14,6 +14,36 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
+NOT_IN_A_STEP = frozenset(
+    # Where a run reads and writes.
+    "--data-path --train-data-path --valid-data-path --test-data-path --data-args-path "
+    "--per-split-data-args-path --data-cache-path --split --vocab-file --merge-file --tokenizer-model "
+    "--tokenizer-name-or-path --tokenizer-not-use-fast --tiktoken-pattern --no-mmap-bin-files "
+    "--no-shared-storage --num-workers --workers --handler-name --prompt-type --enable-thinking "
+    "--model-type-hf "
+    "--save --load --pretrained-checkpoint --save-interval --save-retain-interval --async-save --ckpt-format "
+    "--async-strategy --async-ckpt-use-cpu-shm --auto-detect-ckpt-format --ckpt-assume-constant-structure "
+    "--ckpt-fully-parallel-load --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save "
+    "--ckpt-fully-parallel-load-per-rank-objects --ckpt-drop-redundant-extra-state "
+    "--dist-ckpt-optim-fully-reshardable --dist-ckpt-strictness --use-persistent-ckpt-worker "
+    "--no-ckpt-load-validate-sharding-integrity --verify-integrity --enable-hf2mg-convert "
+    "--exit-on-missing-checkpoint --finetune --no-load-optim --no-load-rng --no-save-optim --no-save-rng "
+    "--override-opt-param-scheduler --override-opt_param-scheduler --use-checkpoint-opt_param-scheduler "
+    # What it tells.
+    "--log-interval --log-energy --log-memory-interval --log-memory-to-tensorboard --log-num-zeros-in-grad "
+    "--log-params-norm --log-progress --log-throughput --log-timers-to-tensorboard "
+    "--log-validation-ppl-to-tensorboard --logging-level --timing-log-level --timing-log-option "
+    "--no-barrier-with-level-1-timing --tensorboard-dir --tensorboard-queue-size --wandb-save-dir "
+    "--wandb-exp-name --wandb-project --wandb-entity --op-cal-tflops "
+    # How long it goes on, and at which rates.
+    "--train-iters --eval-iters --eval-interval --eval-global-batch-size --exit-interval "
+    "--exit-duration-in-mins --lr --min-lr --decoupled-lr --decoupled-min-lr --lr-decay-iters "
+    "--lr-decay-samples --lr-decay-style --lr-warmup-fraction --lr-warmup-init --lr-warmup-iters "
+    "--lr-warmup-samples --lr-wsd-decay-samples --lr-wsd-decay-style --adam-eps --seed "
+    "--manual-gc --manual-gc-interval --distributed-timeout-minutes --distributed-backend --use-mcore-models "
+    "--rerun-mode".split()
+)
+"""Options without a part in a step: two command lines that differ in them compute, keep and send the same."""
 
 
 def digest(*parts: object) -> str:
@@ -31,6 +61,11 @@ def sorted_flags(words: Sequence[str]) -> list[tuple[str, ...]]:
         else:
             found[-1].append(word)
     return sorted(map(tuple, found))
+
+
+def of_a_step(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the options of a command line that have a part in a step, sorted."""
+    return [option for option in sorted_flags(words) if option[0].partition("=")[0] not in NOT_IN_A_STEP]
 
 
 @dataclass

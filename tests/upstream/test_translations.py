@@ -15,7 +15,7 @@ BY_BEST = (
     "--moe-router-group-topk 1"
 )
 MLA = "--multi-latent-attention"
-YARN = "--rope-scaling-type yarn"
+YARN = "--rope-scaling-type yarn --rope-scaling-factor 40"
 SPECS = "mindspeed_llm.tasks.models.spec"
 
 
@@ -34,7 +34,7 @@ def parse(text, host="standalone"):
         ("--qk-nope-head-dim 64", {"qk_head_dim": 64}),
         ("--use-mc2 --use-deter-comp", {"use_ascend_mc2": True, "npu_deterministic": True}),
         ("--qk-rope-head-dim 32", {"qk_pos_emb_head_dim": 32}),
-        (f"{MLA} --rope-scaling-type yarn", {"rope_type": "yarn"}),
+        (f"{MLA} --rope-scaling-type yarn --yarn-scaling-factor 1", {"rope_type": "yarn"}),
         ("--o2-optimizer", {"quant_states": "bf16"}),
         ("--o2-gradient", {"quant_grads": True}),
         (f"{MLA} --rope-scaling-type yarn --rope-scaling-factor 40", {"rotary_scaling_factor": 40.0}),
@@ -43,7 +43,7 @@ def parse(text, host="standalone"):
             {"mscale": 0.7, "mscale_all_dim": 0.8},
         ),
         (
-            f"{MLA} --rope-scaling-type yarn --rope-scaling-original-max-position-embeddings 4096",
+            f"{MLA} {YARN} --rope-scaling-original-max-position-embeddings 4096",
             {"original_max_position_embeddings": 4096},
         ),
         ("--rope-scaling-beta-fast 16 --rope-scaling-beta-slow 2", {"beta_fast": 16.0, "beta_slow": 2.0}),
@@ -68,6 +68,21 @@ def parse(text, host="standalone"):
         (f"{EXPERTS} --first-k-dense-replace 0", {"moe_layer_freq": 1}),
         (f"{EXPERTS} --moe-layer-freq -2", {"moe_layer_freq": 2}),
         (f"{EXPERTS} --norm-topk-prob", {"moe_router_pre_softmax": False}),
+        (
+            f"{EXPERTS} --norm-topk-prob --moe-router-score-function sigmoid",
+            {"moe_router_score_function": "sigmoid", "moe_router_pre_softmax": False},
+        ),
+        (
+            f"{EXPERTS} --norm-topk-prob --moe-router-score-function sigmoid "
+            "--moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5",
+            {"moe_router_topk_scaling_factor": 2.5},
+        ),
+        (f"{EXPERTS} --seq-aux", {"moe_router_load_balancing_type": ["aux_loss"]}),
+        (
+            f"{EXPERTS} --moe-router-load-balancing-type pai_megatron_aux_loss "
+            "--moe-router-score-function sigmoid",
+            {"moe_router_score_function": "softmax", "moe_router_pre_softmax": True},
+        ),
         (f"{EXPERTS} --norm-topk-prob --moe-router-pre-softmax", {"moe_router_pre_softmax": False}),
         (
             f"{EXPERTS} --norm-topk-prob --moe-router-pre-softmax --moe-router-load-balancing-type none",
@@ -155,6 +170,7 @@ def parse(text, host="standalone"):
         ("--add-rmsnorm-offset --normalization RMSNorm", {"apply_layernorm_1p": True}),
         (f"{EXPERTS} --moe-intermediate-size 96", {"moe_ffn_hidden_size": 96}),
         ("--partial-rotary-factor 0.25", {"rotary_percent": 0.25}),
+        ("--partial-rotary-factor 0", {"rotary_percent": 1.0}),
         ("--tokenizer-type PretrainedFromHF", {"tokenizer_type": "HuggingFaceTokenizer"}),
         ("--tokenizer-name-or-path here", {"tokenizer_model": "here"}),
         ("--use-custom-fsdp", {"use_megatron_fsdp": True}),
@@ -177,6 +193,7 @@ def test_a_spelling_gives_the_configuration_that_it_means(flags, expected):
     ("flags", "flag", "says"),
     [
         (f"{EXPERTS} --seq-aux --moe-router-load-balancing-type sinkhorn", "--seq-aux", "another loss"),
+        (f"{EXPERTS} --seq-aux --moe-aux-loss-coeff 0.01", "--seq-aux", "the default"),
         (f"{EXPERTS} --first-k-dense-replace 4", "--first-k-dense-replace", "no layer of --num-layers 4"),
         (f"{EXPERTS} --first-k-dense-replace two", "--first-k-dense-replace", "one whole number"),
         ("--num-experts 2 --first-k-dense-replace 1", "--first-k-dense-replace", "--num-layers"),
@@ -188,6 +205,7 @@ def test_a_spelling_gives_the_configuration_that_it_means(flags, expected):
         (f"{MLA} --spec {SPECS}.bailing_spec layer_spec", "--spec", "layers of bailing_spec"),
         ("--rope-scaling-type yarn", "--rope-scaling-type", "latent attention alone"),
         ("--rope-scaling-type longrope", "--rope-scaling-type", "longrope"),
+        (f"{MLA} --rope-scaling-type yarn", "--rope-scaling-type", "by 8, and MindSpeed by 1"),
         ("--stage dpo", "--stage", "no preferences"),
         ("--pack", "--pack", "attend to one another"),
         (
@@ -199,6 +217,17 @@ def test_a_spelling_gives_the_configuration_that_it_means(flags, expected):
             f"{EXPERTS} --norm-topk-prob --moe-router-pre-softmax --moe-router-topk-scaling-factor 2",
             "--norm-topk-prob",
             "would undo",
+        ),
+        (f"{EXPERTS} --norm-topk-prob --routed-scaling-factor 2", "--norm-topk-prob", "would undo"),
+        (
+            f"{EXPERTS} --norm-topk-prob --moe-router-score-function sigmoid --routed-scaling-factor 2",
+            "--norm-topk-prob",
+            "would undo",
+        ),
+        (
+            f"{EXPERTS} --norm-topk-prob --moe-router-score-function sigmoid --moe-router-topk 1",
+            "--norm-topk-prob",
+            "every weight one",
         ),
         (
             f"{EXPERTS} --norm-topk-prob --moe-router-pre-softmax --routed-scaling-factor 2",

@@ -2,6 +2,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +11,7 @@ from synthetic_ranks import every_stage, record, stages
 from mindspeed_core.errors import UserError
 from mindspeed_tune.chrome_trace import chrome_trace
 from mindspeed_tune.command import program
+from mindspeed_tune.driver import records_of
 from mindspeed_tune.hardware import read_hardware
 from mindspeed_tune.html_report import html_report
 from mindspeed_tune.kinds import chosen_ranks, group_partners, kinds_of, stage_partners
@@ -55,6 +57,28 @@ def test_every_kind_of_call_gets_a_partner_at_the_far_end_of_its_group():
     found, checked = record(LAYOUT), set()
     assert group_partners(found, [0, 16], checked) == [14, 1]
     assert group_partners(found, [0, 16], checked) == []
+
+
+class Recorded:
+    """Ranks that have their records already, and notes what is asked of them."""
+
+    def __init__(self):
+        self.command = SimpleNamespace(world_size=LAYOUT.world_size)
+        self.asked = []
+
+    def run(self, ranks, *, only_order=False):
+        self.asked += [(rank, only_order) for rank in ranks]
+        return [record(LAYOUT, rank) for rank in ranks]
+
+
+def test_without_partners_one_rank_of_every_kind_is_run():
+    alone, compared = Recorded(), Recorded()
+    records_of(alone, partners=False)
+    records_of(compared)
+    assert alone.asked == [(0, False), (16, False), (48, False)]
+    assert compared.asked[:3] == alone.asked
+    assert compared.asked[3:]
+    assert all(only_order for _, only_order in compared.asked[3:])
 
 
 def test_ranks_are_chosen_by_numbers_and_ranges():

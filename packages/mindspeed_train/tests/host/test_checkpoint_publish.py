@@ -216,6 +216,24 @@ def test_weights_without_a_step_do_not_start_from_scratch(tmp_path, pickles, say
         publish.find(tmp_path)
 
 
+def test_the_noted_format_does_not_hide_that_such_a_checkpoint_was_to_be_loaded(tmp_path):
+    from mindspeed_core.activation import prepare
+    from mindspeed_train import loop
+
+    older(tmp_path, "iter_0000002")
+    (tmp_path / publish.TRACKER).write_text("2")
+    flags = (
+        "--platform cpu --num-layers 1 --hidden-size 16 --num-attention-heads 2 --seq-length 8 "
+        "--micro-batch-size 1 --vocab-size 32 --mock-data --tokenizer-type NullTokenizer --train-iters 1 "
+        f"--lr 1e-3 --ckpt-format torch --load {tmp_path}"
+    )
+    with prepare(flags.split(), host="standalone") as session:
+        assert [note.flag for note in session.plan.flag_notes] == ["--ckpt-format torch"]
+        with pytest.raises(CheckpointError, match=r"--load .* older format `torch`"):
+            loop.setup(session)
+        loop.teardown(session)
+
+
 def test_a_tracker_without_any_checkpoint_does_not_start_from_scratch(tmp_path):
     (tmp_path / publish.TRACKER).write_text("latest")
     with pytest.raises(CheckpointError, match="no checkpoint is there"):

@@ -123,8 +123,8 @@ def _idle_cache_policy(args: Namespace) -> Iterator[str]:
     policy = args.context_parallel_kv_cache_policy
     if policy and kept_policy(args) is None:
         yield (
-            f"--context-parallel-kv-cache-policy {policy} changes nothing: --recompute-granularity "
-            f"{args.recompute_granularity} computes attention again, and keeps nothing of it"
+            f"--recompute-granularity {args.recompute_granularity} computes attention again, and keeps "
+            "nothing of it"
         )
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_tune.kinds import chosen_ranks, group_partners, kinds_of, stage_partners
+from mindspeed_tune.kinds import Kind, chosen_ranks, group_partners, kinds_of, stage_partners
 from mindspeed_tune.launch_command import LaunchCommand
 from mindspeed_tune.layout import RANKS_PER_NODE, Layout
 from mindspeed_tune.record import RankRecord
@@ -115,12 +115,13 @@ class Ranks:
         raise PlanError("\n".join(told))
 
 
-def records_of(ranks: Ranks, wanted: str = KINDS) -> list[RankRecord]:
+def records_of(ranks: Ranks, wanted: str = KINDS, *, partners: bool = True) -> list[RankRecord]:
     """Run the ranks that a plan is made of.
 
     Args:
         ranks: the open runner.
         wanted: ``kinds`` (one rank of every kind, and a partner for every kind of call), ``all``, or a list.
+        partners: run those partners too; without them sizes are the same, and fewer calls are compared.
 
     Raises:
         PlanError: a rank cannot be planned.
@@ -140,10 +141,15 @@ def records_of(ranks: Ranks, wanted: str = KINDS) -> list[RankRecord]:
     kinds = kinds_of(layout, first.stages)
     representatives = [kind.representative for kind in kinds if kind.representative != 0]
     found = [first, *ranks.run(representatives)]
+    further = _partners(layout, kinds, found) if partners else []
+    return [*found, *ranks.run(further, only_order=True)] if further else found
+
+
+def _partners(layout: Layout, kinds: Sequence[Kind], found: Sequence[RankRecord]) -> list[int]:
+    """Return ranks that are run so that every kind of call is compared with another member's."""
     known = [record.rank for record in found]
     partners = [rank for rank in stage_partners(layout, kinds) if rank not in known]
     checked: set[tuple[str, str]] = set()
     for record in found:
         partners += group_partners(record, [*known, *partners], checked)
-    partners = list(dict.fromkeys(partners))
-    return [*found, *ranks.run(partners, only_order=True)] if partners else found
+    return list(dict.fromkeys(partners))

@@ -16,8 +16,8 @@ _BALANCING, _SOFTMAX = "--moe-router-load-balancing-type", "--moe-router-pre-sof
 _BEST, _BY_BEST = "--moe-router-best-of-group", "group_limited_greedy"
 
 
-def older_name(option: str) -> Translation:
-    """Return the translation of a router's flag that MindSpeed-LLM renamed; it reads no zero there."""
+def unless_zero(option: str) -> Translation:
+    """Return the translation of a flag that has another name here, and whose zero nobody reads there."""
 
     def translate(given: Given, line: Line) -> Outcome:
         if line.number(given.option, 1.0) == 0.0:
@@ -31,20 +31,25 @@ def normalized_weights(given: Given, line: Line) -> Outcome:
     """``--norm-topk-prob``: weights of the chosen experts are divided by their sum."""
     if not line.has("--num-experts"):
         return ChangesNothing("the model has no experts")
-    if line.value("--moe-router-score-function", "softmax") == "sigmoid":
-        return ChangesNothing("weights of a sigmoid are always divided by their sum")
     balancing = line.value("--moe-router-load-balancing-type", "aux_loss")
     if balancing == _BY_BEST:
         return ChangesNothing(f"{_BALANCING} {_BY_BEST} is read with it")
     if balancing not in ("aux_loss", "softmax_topk"):
         return ChangesNothing(f"MindSpeed-LLM reads it with aux_loss alone, not with {balancing}")
-    if not line.has("--moe-router-pre-softmax"):
-        return ChangesNothing("the softmax is over the chosen experts, whose weights add up to one")
-    if line.has("--moe-router-topk-scaling-factor"):
+    if line.number("--moe-router-topk-scaling-factor", 1.0) not in (0.0, 1.0):
         return Refused(
             "dividing by the sum would undo --moe-router-topk-scaling-factor, as it does in MindSpeed-LLM",
             "leave out one of the two",
         )
+    if line.value("--moe-router-score-function", "softmax") != "softmax":
+        if line.number("--moe-router-topk", 2) == 1:
+            return Refused(
+                "with one expert a token it would make every weight one, which learns nothing",
+                "leave it out",
+            )
+        return ChangesNothing("weights of a sigmoid are always divided by their sum")
+    if not line.has("--moe-router-pre-softmax"):
+        return ChangesNothing("the softmax is over the chosen experts, whose weights add up to one")
     return Translated(
         (),
         "a softmax over all experts, divided by the sum of the chosen ones, is a softmax over these",
@@ -63,13 +68,15 @@ def sequence_loss(given: Given, line: Line) -> Outcome:
         return ChangesNothing(f"{_BALANCING} {_BY_BEST} is read with it")
     if words == ("pai_megatron_aux_loss",):
         return ChangesNothing("MindSpeed-LLM does not read it with pai_megatron_aux_loss")
-    if words not in ((), ("none",)):
+    if words in ((), ("none",)) and not line.number("--moe-aux-loss-coeff", 0.0):
+        return ChangesNothing("its loss has the factor --moe-aux-loss-coeff, which is zero")
+    if words != ("none",):
+        # MindSpeed-LLM reads it beside none alone, and its own default is another loss.
+        asked = f"{_BALANCING} {' '.join(words)}" if words else f"the default of {_BALANCING}, aux_loss,"
         return Refused(
-            f"--moe-router-load-balancing-type {' '.join(words)} asks for another loss",
+            f"{asked} asks for another loss",
             "keep one of the two; --moe-router-load-balancing-type seq_aux_loss is the loss of each sequence",
         )
-    if words and not line.number("--moe-aux-loss-coeff", 0.0):
-        return ChangesNothing("its loss has the factor --moe-aux-loss-coeff, which is zero")
     return Translated(
         ("--moe-router-load-balancing-type", "seq_aux_loss"),
         "the loss is computed without the bias of --moe-router-enable-expert-bias",
@@ -82,9 +89,11 @@ def balancing_type(given: Given, line: Line) -> Outcome | None:
     if given.words == ("pai_megatron_aux_loss",):
         return Translated(
             ("--moe-router-load-balancing-type", "aux_loss", "--moe-router-pre-softmax"),
-            "the loss and the softmax over all experts are these; it reads neither groups nor a factor",
+            "the loss and the softmax over all experts are these; it reads no groups, no factor and no other "
+            "score",
             without=(
                 "--moe-router-pre-softmax",
+                "--moe-router-score-function",
                 "--moe-router-topk-scaling-factor",
                 "--moe-router-num-groups",
                 "--moe-router-group-topk",

@@ -33,8 +33,8 @@ from mindspeed_megatron.upstream.given import (
 from mindspeed_megatron.upstream.routing import (
     balancing_type,
     normalized_weights,
-    older_name,
     sequence_loss,
+    unless_zero,
 )
 from mindspeed_megatron.upstream.verdicts import MEGATRON_LM, MINDSPEED, MINDSPEED_LLM
 
@@ -102,6 +102,11 @@ def rope_scaling(given: Given, line: Line) -> Outcome:
             return Refused(
                 "yarn scales the positions of latent attention alone here",
                 "add --multi-latent-attention, or leave it out",
+            )
+        if not line.has("--rope-scaling-factor", "--yarn-scaling-factor", "--rotary-scaling-factor"):
+            return Refused(
+                "without a factor MindSpeed-LLM scales positions by 8, and MindSpeed by 1",
+                "add --rope-scaling-factor N",
             )
         return Translated(("--rope-type", "yarn"))
     if word == "llama3":
@@ -192,6 +197,14 @@ def custom_fsdp(given: Given, line: Line) -> Outcome:
     return Translated(("--use-megatron-fsdp",))
 
 
+def norm_offset(given: Given, line: Line) -> Outcome:
+    """``--add-rmsnorm-offset``: norms scale with one plus their weight."""
+    return Translated(
+        ("--apply-layernorm-1p",),
+        "weights start at zero; MindSpeed-LLM's start at one and scale by two",
+    )
+
+
 def softmax_type(given: Given, line: Line) -> Outcome:
     """``--topk-softmax-in-fp32``: weights of experts stay in float32 until they are used."""
     if not line.has("--num-experts"):
@@ -279,18 +292,20 @@ TRANSLATIONS: Mapping[str, Entry] = {
             "--use-mc2": "--use-ascend-mc2",
             "--use-deter-comp": "--npu-deterministic",
             "--shared-expert-gate": "--moe-shared-expert-gate",
-            "--add-rmsnorm-offset": "--apply-layernorm-1p",
-            "--partial-rotary-factor": "--rotary-percent",
         },
     ),
     **{
-        old: Entry(MINDSPEED_LLM, older_name(new), f"`{new}`", older_name_of=new)
+        old: Entry(MINDSPEED_LLM, unless_zero(new), f"`{new}`", older_name_of=new)
         for old, new in {
             "--n-group": "--moe-router-num-groups",
             "--topk-group": "--moe-router-group-topk",
             "--routed-scaling-factor": "--moe-router-topk-scaling-factor",
+            "--partial-rotary-factor": "--rotary-percent",
         }.items()
     },
+    "--add-rmsnorm-offset": Entry(
+        MINDSPEED_LLM, norm_offset, "`--apply-layernorm-1p`", older_name_of="--apply-layernorm-1p"
+    ),
     "--router-gating-in-fp32": Entry(
         MINDSPEED_LLM,
         lambda given, line: Translated(("--moe-router-dtype", "fp32")),
