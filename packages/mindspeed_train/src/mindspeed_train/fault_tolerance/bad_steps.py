@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,9 +20,13 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_megatron.fully_sharded.torch_fsdp2 import local_part
 from mindspeed_megatron.losses import LateCopy, copied_later
-from mindspeed_megatron.padding import padding_options
-from mindspeed_megatron.unwrap import unwrap
-from mindspeed_train.checkpoint import rng_state
+from mindspeed_train.fault_tolerance.origin_of_bad_numbers import (
+    bad_gradient,
+    fully_sharded,
+    guard,
+    origin_of_loss,
+    parameters,
+)
 
 if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
@@ -130,7 +134,7 @@ def _look_here(run: Run) -> None:
     """
     one = _first_bad(run)
     if one is not None:
-        origin = _guard(lambda: origin_of_loss(run, one.batch, one.model_chunk))
+        origin = guard(lambda: origin_of_loss(run, one.batch, one.model_chunk))
         _report_loss(run, _described(run, one, origin))
 
 
@@ -171,7 +175,7 @@ def agree_on_losses(run: Run) -> None:
         alike = all(bad.get(rank) == bad[first] for rank in parts)
         origin = "the other ranks of its tensor-parallel group see another loss"
         if own is not None and alike:
-            origin = _guard(lambda: origin_of_loss(run, own.batch, own.model_chunk))
+            origin = guard(lambda: origin_of_loss(run, own.batch, own.model_chunk))
         text = "" if own is None else _described(run, own, origin)
     texts = all_gather_values(text)
     if len(bad) > 1:
@@ -239,7 +243,7 @@ def with_named_gradients(run: Run, schedule: Callable[[], T]) -> T:
         # The loss was there before its gradients.
         _look_here(run)
         raise UserError(
-            f"step {run.iteration + 1}, rank {run.dist.rank}: {_guard(lambda: bad_gradient(run))}. Lower "
+            f"step {run.iteration + 1}, rank {run.dist.rank}: {guard(lambda: bad_gradient(run))}. Lower "
             "--lr or check the data; --bad-step-action skip leaves such steps out"
         ) from error
 
@@ -261,7 +265,7 @@ def verdict(run: Run, losses: Mapping[str, float]) -> str:
     skips = args.bad_step_action == "skip"
     # Buckets of gradients are checked by megatron-core when they are reduced; shards are not.
     looks = skips or (
-        args.check_for_nan_in_loss_and_grad and (_fully_sharded(run) or _gradients_look_later(run))
+        args.check_for_nan_in_loss_and_grad and (fully_sharded(run) or _gradients_look_later(run))
     )
     if not looks and not args.check_for_spiky_loss:
         return ""
@@ -318,8 +322,8 @@ def _agreed_gradient(run: Run) -> str:
 
 def _gradients_finite(run: Run) -> torch.Tensor:
     """Return whether all gradients of this rank are finite, a boolean scalar on the device."""
-    if _fully_sharded(run):
-        shards = [local_part(p.grad) for _, p in _parameters(run) if p.grad is not None]
+    if fully_sharded(run):
+        shards = [local_part(p.grad) for _, p in parameters(run) if p.grad is not None]
         return _all_finite(run, shards)
     buffers = [
         buffer.grad_data
@@ -335,104 +339,3 @@ def _all_finite(run: Run, tensors: list[torch.Tensor]) -> torch.Tensor:
     sums = [tensor.sum(dtype=torch.float32) for tensor in tensors]
     sums.append(torch.zeros((), dtype=torch.float32, device=run.dist.device))
     return torch.isfinite(torch.stack(sums)).all()
-
-
-def bad_gradient(run: Run) -> str:
-    """Name the first parameter of this rank whose gradient is not finite."""
-    for name, parameter in _parameters(run):
-        gradient = getattr(parameter, "main_grad", None)
-        gradient = local_part(parameter.grad if gradient is None else gradient)
-        if gradient is not None and not bool(torch.isfinite(gradient).all()):
-            return f"the gradient of {name} {_describe(gradient)}"
-    return "a gradient is not finite"
-
-
-def _bad_weight(run: Run) -> str:
-    """Say which weight of this rank is not finite; empty where all are."""
-    for name, parameter in _parameters(run):
-        weight = local_part(parameter)
-        if not bool(torch.isfinite(weight).all()):
-            return f"the weight {name} {_describe(weight)}: an earlier update spoiled it"
-    return ""
-
-
-def origin_of_loss(run: Run, batch: Batch, model_chunk: MegatronModule) -> str:
-    """Say where a loss that is not finite comes from: a weight, or the first module that made it.
-
-    Runs the micro-batch forward again, with a look at the output of every module. Where ranks with other
-    data would have to take part (expert or context parallelism), only weights are looked at.
-    """
-    # The loss is that of all tensor-parallel ranks: where one of them has found a weight, none runs it again.
-    found_by = all_gather_values(_bad_weight(run), run.pg.tp)
-    for rank, text in enumerate(found_by):
-        if text:
-            return text if len(found_by) == 1 else f"on tensor-parallel rank {rank}, {text}"
-    if _fully_sharded(run):
-        return "this rank's parts of all weights are finite"
-    if run.pg.cp.size() > 1 or (getattr(run.pg, "ep", None) is not None and run.pg.ep.size() > 1):
-        return "all weights are finite"
-    chunk = unwrap(model_chunk)
-    found: list[str] = []
-
-    def look(name: str, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if not found and all(_finite(item) for item in inputs) and not _finite(output):
-            found.append(
-                f"the first bad tensor is the output of {name or 'the model'} ({type(module).__name__})"
-            )
-
-    handles = [
-        module.register_forward_hook(
-            lambda module, inputs, output, name=name: look(name, module, inputs, output)
-        )
-        for name, module in chunk.named_modules()
-    ]
-    states = rng_state.capture(run.session.platform)
-    training = chunk.training
-    chunk.eval()
-    try:
-        options = padding_options(run, batch, chunk)
-        if batch.packed_seq_params is not None:
-            options["packed_seq_params"] = batch.packed_seq_params
-        with torch.no_grad():
-            chunk(batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.labels, **options)
-    finally:
-        chunk.train(training)
-        rng_state.apply(states, run.session.platform)
-        for handle in handles:
-            handle.remove()
-    if found:
-        return found[0]
-    if run.pg.pp.size() > 1:
-        return "it is bad already where it arrives from an earlier pipeline stage"
-    return "all weights and all modules' outputs are finite when the micro-batch is repeated without dropout"
-
-
-def _parameters(run: Run) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    for chunk in run.model:
-        yield from unwrap(chunk).named_parameters()
-
-
-def _fully_sharded(run: Run) -> bool:
-    return bool(run.args.use_torch_fsdp2 or run.args.use_megatron_fsdp)
-
-
-def _finite(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not value.is_floating_point() or bool(torch.isfinite(value).all())
-    if isinstance(value, (tuple, list)):
-        return all(_finite(item) for item in value)
-    return True
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    bad = int((~torch.isfinite(tensor)).sum())
-    kind = "nan" if bool(torch.isnan(tensor).any()) else "inf"
-    return f"holds {kind} in {bad} of {tensor.numel()} elements"
-
-
-def _guard(look: Callable[[], str]) -> str:
-    """Return what was found; an error while looking must not hide what went wrong in the run."""
-    try:
-        return look()
-    except Exception as error:
-        return f"its origin could not be found ({type(error).__name__}: {error})"
