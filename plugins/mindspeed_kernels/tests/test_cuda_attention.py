@@ -137,6 +137,7 @@ def test_windows_of_the_kernel_are_the_bands_asked_for(options, served, sq, sk, 
     context, logsum = comparable(expected)
     torch.testing.assert_close(found[0], context)
     torch.testing.assert_close(found[1], logsum[..., 0])
+    assert found[2] or bool(torch.isfinite(found[1]).all())
     outer = torch.randn(context.shape)
     exact = npu_fusion_attention_grad.reference(
         *tensors,
@@ -149,7 +150,7 @@ def test_windows_of_the_kernel_are_the_bands_asked_for(options, served, sq, sk, 
         scale_value=0.4,
         **options,
     )
-    gradients = cuda.flash_gradients(inputs, outer, *found)
+    gradients = cuda.flash_gradients(inputs, outer, *found[:2])
     for mine, other in zip(gradients, exact[:3]):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
@@ -181,7 +182,7 @@ def test_packed_sequences_are_handed_over_as_starts(options, lengths, served, mo
     exact = npu_fusion_attention_grad.reference(
         *tensors, outer.squeeze(0).transpose(0, 1), 4, "TND", **facts, **options, **lengths
     )
-    got = cuda.flash_gradients(prepare(*tensors, given), outer, *found)
+    got = cuda.flash_gradients(prepare(*tensors, given), outer, *found[:2])
     for mine, other in zip(got, exact[:3]):
         torch.testing.assert_close(mine.squeeze(0).transpose(0, 1), other, rtol=1e-4, atol=1e-5)
 

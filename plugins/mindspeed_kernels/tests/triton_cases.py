@@ -31,9 +31,12 @@ CASES = (
     "every kernel was run",
 )
 LIGER = tuple(
-    f"Liger-Kernel's swiglu in {dtype}" for dtype in ("float32", "float16") if find_spec("liger_kernel")
+    f"Liger-Kernel's {kind} in {dtype}"
+    for kind in ("swiglu", "norm", "zero-centred norm")
+    for dtype in ("float32", "float16")
+    if find_spec("liger_kernel")
 )
-"""Cases of the backend ``liger``, where the package is installed; its norm calls the library of a device."""
+"""Cases of the backend ``liger``, where the package is installed: every kernel of it that we call."""
 # Triton's interpreter cuts the digits that do not fit into 16 bits, where a device rounds.
 ALLOWED = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}
 
@@ -98,8 +101,13 @@ def case(name):
         rms_norm._PROGRAMS = 8
         compared("rms_norm", (torch.randn(30, 1, 1100).bfloat16(), gamma), options, "bfloat16")
     elif name in LIGER:
-        dtype = name.rpartition(" in ")[2]
-        compared("swiglu", (torch.randn(30, 2, 96).to(getattr(torch, dtype)),), (), dtype, "liger")
+        kind, _, dtype = name.removeprefix("Liger-Kernel's ").rpartition(" in ")
+        x = torch.randn(30, 2, 96).to(getattr(torch, dtype))
+        if kind == "swiglu":
+            compared("swiglu", (x,), (), dtype, "liger")
+        else:
+            options = 1e-5, kind.startswith("zero")
+            compared("rms_norm", (x, torch.randn(96).to(x)), options, dtype, "liger")
     elif name == "every kernel was run":
         assert kernels() - LAUNCHED == set()
     elif name == "swiglu of wide rows that lie apart":
@@ -162,9 +170,39 @@ def watch_launches():
         module.launch = launch
 
 
+class Scalar(float):
+    """A number that a kernel converts."""
+
+    def to(self, dtype):
+        """Return itself: it is computed with in the dtype of what it meets."""
+        return self
+
+
+def as_compiled():
+    """Give the interpreter what the norm of Liger-Kernel has of the compiler.
+
+    Its root is that of a device's library, whose functions return nothing in Python; it converts numbers that
+    are passed to it, which the interpreter leaves as Python's; and it counts up to tensors with a dimension,
+    which numpy 2 takes for no number.
+    """
+    import triton.language as tl
+    from liger_kernel.ops import rms_norm
+    from triton.runtime import interpreter
+
+    passed = interpreter._implicit_cvt
+
+    def bounds(*values):
+        return range(*(int(v.handle.data.item()) if hasattr(v, "handle") else v for v in values))
+
+    rms_norm.range, rms_norm.rsqrt = bounds, lambda x: tl.rsqrt(x)
+    interpreter._implicit_cvt = lambda value: Scalar(value) if type(value) is float else passed(value)
+
+
 def main():
     found = {}
     watch_launches()
+    if LIGER:
+        as_compiled()
     # That every kernel was run is seen behind all others.
     for name in sorted((*CASES, *LIGER), key=lambda name: name == "every kernel was run"):
         try:

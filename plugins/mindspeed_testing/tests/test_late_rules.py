@@ -59,6 +59,23 @@ def test_a_wait_orders_the_stream_that_waits(device):
     assert device.findings.reported == []
 
 
+def test_waits_of_the_host_are_counted_and_questions_are_not(device):
+    x = torch.ones(N)
+    event = device.main.record_event()
+    while not event.query():
+        pass
+    event.synchronize()
+    assert not device.host.waits
+    x.sum().item()
+    device.main.record_event().synchronize()
+    ((line, count),) = device.host.waits.items()
+    assert count == 1
+    assert "test_late_rules.py" in line
+    x.add_(1)
+    device.synchronize()
+    assert device.host.waits.total() == 2
+
+
 def test_memory_that_is_given_away_under_a_read_leaves_nan(device):
     side = device.stream("side")
     x = torch.ones(N)

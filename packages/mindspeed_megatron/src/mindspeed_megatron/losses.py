@@ -61,22 +61,39 @@ class Losses(Mapping[str, float]):
         return dict, (dict(self),)
 
 
-def copied_later(tensor: torch.Tensor, platform: Platform) -> Callable[[], Any]:
-    """Start to copy a tensor to the host; return the function that waits for it and returns its values.
+class LateCopy:
+    """A copy of a tensor on the host that may still be under way; calling it gives its values."""
 
-    These are a list, of a scalar a number.
+    def __init__(self, host: torch.Tensor, copied: Any = None) -> None:
+        """Keep where the copy goes.
 
-    It waits for this copy alone, not for work that is launched later.
-    """
+        Args:
+            host: memory of the host.
+            copied: the event behind the copy, None where ``host`` holds the values already.
+        """
+        self._host, self._copied = host, copied
+
+    def arrived(self) -> bool:
+        """Return whether calling it waits for nothing."""
+        return self._copied is None or bool(self._copied.query())
+
+    def __call__(self) -> Any:
+        """Wait for the copy alone, not for work that is launched later.
+
+        Returns:
+            A list of numbers, of a scalar a number.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._host.tolist()
+
+
+def copied_later(tensor: torch.Tensor, platform: Platform) -> LateCopy:
+    """Start to copy a tensor to the host, which goes on meanwhile."""
     if tensor.device.type == "cpu" and platform.memory_is_host:
-        return tensor.tolist
+        return LateCopy(tensor)
     host = platform.pinned_empty(tensor.shape, tensor.dtype)
     host.copy_(tensor, non_blocking=True)
     copied = platform.event()
     copied.record()
-
-    def values() -> Any:
-        copied.synchronize()
-        return host.tolist()
-
-    return values
+    return LateCopy(host, copied)

@@ -42,6 +42,7 @@ def run_schedule(
     """
     assert run.schedule is not None
     sizes = run.args.micro_batch_size, run.args.seq_length
+    bad_steps.forget_losses(run)
     with (
         scheduled(run, training=not forward_only),
         untimed(run) if forward_only else nullcontext(),
@@ -66,7 +67,7 @@ def run_schedule(
             forward_only=forward_only,
             **boundary_options(run, run.args, run.config),
         )
-    bad_steps.look_at_losses(run)
+    bad_steps.agree_on_losses(run)
     return reports
 
 
@@ -205,6 +206,9 @@ def configure_for_training(run: Run) -> None:
         pg_collection: Any = None,
         force_all_reduce: bool = False,
     ) -> None:
+        if args.bad_step_action == "stop":
+            # megatron-core looks at gradients when it reduces them and stops the rank that has a bad one.
+            bad_steps.agree_on_losses(run)
         run.session.call(
             "finalize_gradients",
             run=run,
@@ -215,4 +219,5 @@ def configure_for_training(run: Run) -> None:
         )
 
     config.finalize_model_grads_func = finalize
+    bad_steps.let_gradients_wait(run)
     start_complete(model)

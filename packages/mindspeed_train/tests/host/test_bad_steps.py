@@ -16,9 +16,10 @@ FLAGS = shlex.split(
 class Spoil:
     """Multiplies what a module gives, or a gradient, with nan on the last rank while it is on."""
 
-    def __init__(self, run, module=None, parameter=None):
+    def __init__(self, run, module=None, parameter=None, after=0):
         self.mine = run.dist.rank == run.dist.world_size - 1
         self.on = self.mine
+        self.after = after
         if module is not None:
             run.model[0].module.get_submodule(module).register_forward_hook(self.output)
         if parameter is not None:
@@ -26,6 +27,9 @@ class Spoil:
 
     def output(self, module, inputs, output):
         if not self.on:
+            return None
+        self.after -= 1
+        if self.after >= 0:
             return None
         return (output[0] * float("nan"), *output[1:]) if isinstance(output, tuple) else output * float("nan")
 
@@ -55,7 +59,7 @@ def world(cases):
         before = weights(run)
         spoil = None
         # As on a device, where the host does not wait for the loss of a micro-batch.
-        bad_steps.known_at_once = lambda loss, later="later" in case: not later
+        bad_steps.known_at_once = lambda run, later="later" in case: not later
         if "module" in case:
             spoil = Spoil(run, module="decoder.layers.1.mlp.linear_fc1")
         elif "gradient" in case:
@@ -112,7 +116,86 @@ CASES = {
     "skip module, later": SKIP,
     "shard of a weight": ["--tensor-model-parallel-size", "2"],
 }
+FC1 = "decoder.layers.{}.mlp.linear_fc1"
+SHARDED = ["--use-distributed-optimizer", "--overlap-grad-reduce"]
+EXPERTS = [*("--num-experts", "2", "--expert-model-parallel-size", "2"), "--disable-bias-linear"]
+ITS_OUTPUT = "the first bad tensor is the output of decoder.layers.1.mlp.linear_fc1"
+TOGETHER = {
+    "second micro-batch": (
+        ["--global-batch-size", "4"],
+        {"module": FC1.format(1), "after": 1},
+        ["step 2, micro-batch 1 on rank 1", ITS_OUTPUT],
+    ),
+    "overlapped": (SHARDED, {"module": FC1.format(1)}, ["micro-batch 0 on rank 1", ITS_OUTPUT]),
+    "last stage": (
+        ["--pipeline-model-parallel-size", "2"],
+        {"module": FC1.format(0)},
+        ["micro-batch 0 on rank 1", "the output of decoder.layers.0.mlp.linear_fc1"],
+    ),
+    "one rank of a loss": (
+        ["--tensor-model-parallel-size", "2"],
+        {"module": ""},
+        ["micro-batch 0 on rank 1", "other ranks of its tensor-parallel group see another loss"],
+    ),
+    "experts": (EXPERTS, {"module": ""}, ["micro-batch 0 on rank 1", "all weights are finite"]),
+    "evaluation": ([], {"module": ""}, ["micro-batch 0 on rank 1"]),
+    "gradient, overlapped": (
+        SHARDED,
+        {"parameter": "decoder.layers.0.self_attention.linear_proj.weight"},
+        ["the gradient of decoder.layers.0.self_attention.linear_proj.weight holds nan"],
+    ),
+}
+"""Flags, what is spoilt on the last of two ranks, and what both say where losses are not known at once."""
 ALONE = {"module": [], "module, later": [], "weight": [], "weight, later": [], "gradient": []}
+
+
+def together(cases):
+    """Return each case's error and whether the weights stayed, where the host waits for no micro-batch."""
+    import torch
+
+    from mindspeed_core.activation import activate
+    from mindspeed_core.errors import UserError
+    from mindspeed_train import loop
+    from mindspeed_train.fault_tolerance import bad_steps
+    from mindspeed_train.step import run_schedule
+
+    bad_steps.known_at_once = lambda run: False
+    found = {}
+    for case, (flags, spoilt, _) in cases.items():
+        session = activate([*FLAGS, *flags], host="standalone")
+        run = loop.setup(session)
+        session.call("train_step", run=run)
+        run.iteration += 1
+        before = weights(run)
+        if run.dist.rank == run.dist.world_size - 1:
+            Spoil(run, **spoilt)
+        try:
+            if case == "evaluation":
+                run_schedule(run, run.data.train, 1, forward_only=True)
+            else:
+                session.call("train_step", run=run)
+            error = ""
+        except UserError as caught:
+            error = str(caught)
+        found[case] = error, all(torch.equal(a, b) for a, b in zip(before, weights(run)))
+        loop.teardown(session)
+        session.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def agreed(asked_for):
+    asked = asked_for("spoilt")
+    return run_world(together, 2, {case: TOGETHER[case] for case in TOGETHER if case in asked}, timeout=100)
+
+
+@pytest.mark.parametrize("spoilt", TOGETHER)
+def test_every_rank_names_the_same_bad_loss_where_none_is_waited_for(agreed, spoilt):
+    (error, same), other = (rank[spoilt] for rank in agreed)
+    assert other == (error, same)
+    assert same
+    for words in TOGETHER[spoilt][2]:
+        assert words in error
 
 
 @pytest.fixture(scope="module")

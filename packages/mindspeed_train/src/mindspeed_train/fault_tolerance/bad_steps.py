@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,10 +19,14 @@ import torch.distributed as dist
 from mindspeed_core.errors import UserError
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_megatron.fully_sharded.torch_fsdp2 import local_part
-from mindspeed_megatron.losses import copied_later
-from mindspeed_megatron.padding import padding_options
-from mindspeed_megatron.unwrap import unwrap
-from mindspeed_train.checkpoint import rng_state
+from mindspeed_megatron.losses import LateCopy, copied_later
+from mindspeed_train.fault_tolerance.origin_of_bad_numbers import (
+    bad_gradient,
+    fully_sharded,
+    guard,
+    origin_of_loss,
+    parameters,
+)
 
 if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
@@ -36,6 +40,8 @@ WINDOW = 100
 """Steps whose largest loss a spike is measured by; Megatron-LM compares with as many."""
 FEWEST = 10
 """Steps before the first comparison: a run's first losses say nothing about what is usual."""
+_GOOD = 2**31 - 1
+"""Above the number of every micro-batch: the losses of a rank are finite."""
 _FROM_BUCKETS = "in local grad norm for bucket"
 
 
@@ -67,64 +73,160 @@ class _Unseen:
     microbatch: int
     batch: Batch
     model_chunk: MegatronModule
-    read: Callable[[], float]
+    value: LateCopy
+
+    def finite(self) -> bool:
+        """Return whether it is a number to go on with; waits for it."""
+        return math.isfinite(self.value())
 
 
 class UnseenLosses:
-    """Losses of micro-batches whose values nobody has waited for yet."""
+    """Losses of this step's micro-batches whose values nobody has looked at yet.
+
+    Attributes:
+        found: of this rank.
+        agreed: whether the ranks have looked at those of this step together.
+    """
 
     def __init__(self) -> None:
         self.found: deque[_Unseen] = deque()
+        self.agreed = False
+
+
+def forget_losses(run: Run) -> None:
+    """Begin a step: nobody has looked at its losses."""
+    state = run.session.state(UnseenLosses)
+    state.found.clear()
+    state.agreed = False
 
 
 def check_loss(run: Run, batch: Batch, total: torch.Tensor, model_chunk: MegatronModule) -> None:
-    """Look at the loss of one micro-batch: before backward where it is known, else at the next one's.
+    """Look at the loss of one micro-batch: before its backward pass where it is known, else with the step's.
 
-    Waiting for a device here would leave it without work in every micro-batch. The schedule's end
-    looks at the last one.
+    Waiting for a device here would let the host launch nothing meanwhile. There, losses that have arrived and
+    are finite are forgotten with their batches, and `agree_on_losses` looks at the others.
 
     Raises:
-        UserError: a loss is not finite, and such a step ends the run.
+        UserError: the loss is known and not finite, and such a step ends the run.
     """
     if not run.args.check_for_nan_in_loss_and_grad:
         return
-    now = known_at_once(total)
-    read = total.item if now else copied_later(total, run.session.platform)
     unseen = run.session.state(UnseenLosses).found
-    unseen.append(_Unseen(run.context.microbatch, batch, model_chunk, read))
-    look_at_losses(run, but=0 if now else 1)
+    value = copied_later(total, run.session.platform)
+    unseen.append(_Unseen(run.context.microbatch, batch, model_chunk, value))
+    if known_at_once(run):
+        _look_here(run)
+        return
+    while unseen and unseen[0].value.arrived() and unseen[0].finite():
+        unseen.popleft()
 
 
-def known_at_once(loss: torch.Tensor) -> bool:
-    """Return whether looking at a loss waits for nothing."""
-    return loss.device.type == "cpu"
+def known_at_once(run: Run) -> bool:
+    """Return whether looking at a loss waits for nothing; the same on every rank."""
+    return run.session.platform.dry_run or run.dist.device.type == "cpu"
 
 
-def look_at_losses(run: Run, *, but: int = 0) -> None:
-    """Look at the losses that nobody has looked at yet, the last ``but`` of them left out.
+def _look_here(run: Run) -> None:
+    """Look at the losses of this rank without asking others.
 
     Raises:
         UserError: one is not finite, and such a step ends the run.
     """
+    one = _first_bad(run)
+    if one is not None:
+        origin = guard(lambda: origin_of_loss(run, one.batch, one.model_chunk))
+        _report_loss(run, _described(run, one, origin))
+
+
+def _first_bad(run: Run) -> _Unseen | None:
+    """Return the first loss of this rank that is not finite, and forget all."""
     unseen = run.session.state(UnseenLosses).found
-    while len(unseen) > but:
-        one = unseen.popleft()
-        total = one.read()
-        if not math.isfinite(total):
-            unseen.clear()
-            _report_loss(run, one, total)
+    if unseen:
+        # The last one comes last: the others need no wait after it.
+        unseen[-1].value()
+    bad = next((one for one in unseen if not one.finite()), None)
+    unseen.clear()
+    return bad
 
 
-def _report_loss(run: Run, one: _Unseen, total: float) -> None:
+def agree_on_losses(run: Run) -> None:
+    """Tell every rank the first loss of the step that is not finite, whosever it is. Collective, once a step.
+
+    Called before gradients are reduced: there, a rank that stopped by itself would leave the others in a
+    collective. Nothing happens where losses are known at once.
+
+    Raises:
+        UserError: a loss is not finite, and such a step ends the run; the same on every rank.
+    """
+    state = run.session.state(UnseenLosses)
+    if state.agreed or not run.args.check_for_nan_in_loss_and_grad or known_at_once(run):
+        return
+    state.agreed = True
+    own = _first_bad(run)
+    numbers = _first_numbers(run, own)
+    bad = {rank: number for rank, number in enumerate(numbers) if number != _GOOD}
+    if not bad:
+        return
+    first = min(bad, key=lambda rank: (bad[rank], rank))
+    parts = [0] if run.dist.world_size == 1 else dist.get_process_group_ranks(run.pg.tp)
+    text = ""
+    if first in parts:
+        # Looking for the origin is collective over the ranks that compute one loss together.
+        alike = all(bad.get(rank) == bad[first] for rank in parts)
+        origin = "the other ranks of its tensor-parallel group see another loss"
+        if own is not None and alike:
+            origin = guard(lambda: origin_of_loss(run, own.batch, own.model_chunk))
+        text = "" if own is None else _described(run, own, origin)
+    texts = all_gather_values(text)
+    if len(bad) > 1:
+        others = len(bad) - 1
+        texts[first] += f"; a loss of {others} other rank{'s' if others > 1 else ''} is not finite either"
+    _report_loss(run, texts[first], logged=run.dist.rank == first)
+
+
+def _first_numbers(run: Run, own: _Unseen | None) -> list[int]:
+    """Return the number of every rank's first micro-batch whose loss is not finite, `_GOOD` where all are."""
+    number = _GOOD if own is None else own.microbatch
+    if run.dist.world_size == 1:
+        return [number]
+    numbers = torch.full((run.dist.world_size,), _GOOD, dtype=torch.int32, device=run.dist.device)
+    numbers[run.dist.rank] = number
+    dist.all_reduce(numbers, op=dist.ReduceOp.MIN)
+    found: list[int] = numbers.tolist()
+    return found
+
+
+def _described(run: Run, one: _Unseen, origin: str) -> str:
     where = f"micro-batch {one.microbatch} on rank {run.dist.rank}"
-    origin = _guard(lambda: origin_of_loss(run, one.batch, one.model_chunk))
-    text = f"the loss of step {run.iteration + 1}, {where}, is {total}; {origin}"
+    return f"the loss of step {run.iteration + 1}, {where}, is {one.value()}; {origin}"
+
+
+def _report_loss(run: Run, text: str, *, logged: bool = True) -> None:
     if run.args.bad_step_action == "stop":
         raise UserError(
             f"{text}. Lower --lr or check the data; --bad-step-action skip leaves such steps out, "
             "--no-check-for-nan-in-loss-and-grad does not look"
         )
-    logger.warning("%s", text)
+    if logged:
+        logger.warning("%s", text)
+
+
+def let_gradients_wait(run: Run) -> None:
+    """Let `verdict` look at gradients where a look at each bucket would hold up the backward pass.
+
+    megatron-core looks at a bucket before it is reduced, which with ``--overlap-grad-reduce`` is within the
+    backward pass: the host would wait for the device once for every bucket, and a rank that stopped there
+    would leave the others in a collective.
+    """
+    if _gradients_look_later(run):
+        for chunk in run.model:
+            config = getattr(chunk, "ddp_config", None)
+            if config is not None:
+                config.check_for_nan_in_grad = False
+
+
+def _gradients_look_later(run: Run) -> bool:
+    return bool(run.args.overlap_grad_reduce) and not known_at_once(run)
 
 
 def with_named_gradients(run: Run, schedule: Callable[[], T]) -> T:
@@ -133,16 +235,15 @@ def with_named_gradients(run: Run, schedule: Callable[[], T]) -> T:
     Raises:
         UserError: a loss or a gradient of this rank is not finite.
     """
-    run.session.state(UnseenLosses).found.clear()
     try:
         return schedule()
     except RuntimeError as error:
         if _FROM_BUCKETS not in str(error):
             raise
         # The loss was there before its gradients.
-        look_at_losses(run)
+        _look_here(run)
         raise UserError(
-            f"step {run.iteration + 1}, rank {run.dist.rank}: {_guard(lambda: bad_gradient(run))}. Lower "
+            f"step {run.iteration + 1}, rank {run.dist.rank}: {guard(lambda: bad_gradient(run))}. Lower "
             "--lr or check the data; --bad-step-action skip leaves such steps out"
         ) from error
 
@@ -150,8 +251,8 @@ def with_named_gradients(run: Run, schedule: Callable[[], T]) -> T:
 def verdict(run: Run, losses: Mapping[str, float]) -> str:
     """Return why the update must not happen, or an empty string; the same on every rank. Collective.
 
-    Without ``--bad-step-action skip`` and ``--check-for-spiky-loss`` nothing is looked at: what is not finite
-    has ended the run before.
+    Without ``--bad-step-action skip`` and ``--check-for-spiky-loss`` little is looked at: mostly what is not
+    finite has ended the run before.
 
     Args:
         run: the run, gradients reduced.
@@ -163,7 +264,9 @@ def verdict(run: Run, losses: Mapping[str, float]) -> str:
     args, seen = run.args, run.session.state(BadSteps)
     skips = args.bad_step_action == "skip"
     # Buckets of gradients are checked by megatron-core when they are reduced; shards are not.
-    looks = skips or (_fully_sharded(run) and args.check_for_nan_in_loss_and_grad)
+    looks = skips or (
+        args.check_for_nan_in_loss_and_grad and (fully_sharded(run) or _gradients_look_later(run))
+    )
     if not looks and not args.check_for_spiky_loss:
         return ""
     reason = ""
@@ -212,16 +315,15 @@ def _agreed_gradient(run: Run) -> str:
     rank = int(first)
     if rank == run.dist.world_size:
         return ""
-    local = not bool(finite)
-    if local and rank == run.dist.rank and rank != 0:
-        logger.warning("step %d: %s", run.iteration + 1, bad_gradient(run))
-    return bad_gradient(run) if local else f"a gradient on rank {rank} is not finite"
+    # Any rank may be the first: all say what it found.
+    found = all_gather_values("" if bool(finite) else bad_gradient(run))
+    return found[rank] if len(found) == 1 else f"{found[rank]} on rank {rank}"
 
 
 def _gradients_finite(run: Run) -> torch.Tensor:
     """Return whether all gradients of this rank are finite, a boolean scalar on the device."""
-    if _fully_sharded(run):
-        shards = [local_part(p.grad) for _, p in _parameters(run) if p.grad is not None]
+    if fully_sharded(run):
+        shards = [local_part(p.grad) for _, p in parameters(run) if p.grad is not None]
         return _all_finite(run, shards)
     buffers = [
         buffer.grad_data
@@ -237,104 +339,3 @@ def _all_finite(run: Run, tensors: list[torch.Tensor]) -> torch.Tensor:
     sums = [tensor.sum(dtype=torch.float32) for tensor in tensors]
     sums.append(torch.zeros((), dtype=torch.float32, device=run.dist.device))
     return torch.isfinite(torch.stack(sums)).all()
-
-
-def bad_gradient(run: Run) -> str:
-    """Name the first parameter of this rank whose gradient is not finite."""
-    for name, parameter in _parameters(run):
-        gradient = getattr(parameter, "main_grad", None)
-        gradient = local_part(parameter.grad if gradient is None else gradient)
-        if gradient is not None and not bool(torch.isfinite(gradient).all()):
-            return f"the gradient of {name} {_describe(gradient)}"
-    return "a gradient is not finite"
-
-
-def _bad_weight(run: Run) -> str:
-    """Say which weight of this rank is not finite; empty where all are."""
-    for name, parameter in _parameters(run):
-        weight = local_part(parameter)
-        if not bool(torch.isfinite(weight).all()):
-            return f"the weight {name} {_describe(weight)}: an earlier update spoiled it"
-    return ""
-
-
-def origin_of_loss(run: Run, batch: Batch, model_chunk: MegatronModule) -> str:
-    """Say where a loss that is not finite comes from: a weight, or the first module that made it.
-
-    Runs the micro-batch forward again, with a look at the output of every module. Where ranks with other
-    data would have to take part (expert or context parallelism), only weights are looked at.
-    """
-    # The loss is that of all tensor-parallel ranks: where one of them has found a weight, none runs it again.
-    found_by = all_gather_values(_bad_weight(run), run.pg.tp)
-    for rank, text in enumerate(found_by):
-        if text:
-            return text if len(found_by) == 1 else f"on tensor-parallel rank {rank}, {text}"
-    if _fully_sharded(run):
-        return "this rank's parts of all weights are finite"
-    if run.pg.cp.size() > 1 or (getattr(run.pg, "ep", None) is not None and run.pg.ep.size() > 1):
-        return "all weights are finite"
-    chunk = unwrap(model_chunk)
-    found: list[str] = []
-
-    def look(name: str, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if not found and all(_finite(item) for item in inputs) and not _finite(output):
-            found.append(
-                f"the first bad tensor is the output of {name or 'the model'} ({type(module).__name__})"
-            )
-
-    handles = [
-        module.register_forward_hook(
-            lambda module, inputs, output, name=name: look(name, module, inputs, output)
-        )
-        for name, module in chunk.named_modules()
-    ]
-    states = rng_state.capture(run.session.platform)
-    training = chunk.training
-    chunk.eval()
-    try:
-        options = padding_options(run, batch, chunk)
-        if batch.packed_seq_params is not None:
-            options["packed_seq_params"] = batch.packed_seq_params
-        with torch.no_grad():
-            chunk(batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.labels, **options)
-    finally:
-        chunk.train(training)
-        rng_state.apply(states, run.session.platform)
-        for handle in handles:
-            handle.remove()
-    if found:
-        return found[0]
-    if run.pg.pp.size() > 1:
-        return "it is bad already where it arrives from an earlier pipeline stage"
-    return "all weights and all modules' outputs are finite when the micro-batch is repeated without dropout"
-
-
-def _parameters(run: Run) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    for chunk in run.model:
-        yield from unwrap(chunk).named_parameters()
-
-
-def _fully_sharded(run: Run) -> bool:
-    return bool(run.args.use_torch_fsdp2 or run.args.use_megatron_fsdp)
-
-
-def _finite(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not value.is_floating_point() or bool(torch.isfinite(value).all())
-    if isinstance(value, (tuple, list)):
-        return all(_finite(item) for item in value)
-    return True
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    bad = int((~torch.isfinite(tensor)).sum())
-    kind = "nan" if bool(torch.isnan(tensor).any()) else "inf"
-    return f"holds {kind} in {bad} of {tensor.numel()} elements"
-
-
-def _guard(look: Callable[[], str]) -> str:
-    """Return what was found; an error while looking must not hide what went wrong in the run."""
-    try:
-        return look()
-    except Exception as error:
-        return f"its origin could not be found ({type(error).__name__}: {error})"

@@ -75,8 +75,8 @@ def flex_limits(call: Call) -> str:
 
 def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, options: Options
-) -> tuple[Tensor, Tensor] | None:
-    """Compute context ``[b, n, sq, dv]`` and logarithm of the sums ``[b, n, sq]``.
+) -> tuple[Tensor, Tensor, bool] | None:
+    """Compute context ``[b, n, sq, dv]`` and logarithm of the sums ``[b, n, sq]``; say if rows may be empty.
 
     Args:
         query: in ``options.layout``, like ``key`` and ``value``.
@@ -98,7 +98,12 @@ def flash_attention(
     context, logsum = _kernel(q, k, v, band, 1.0 - options.keep_prob, options.scale)
     if band.starts[0] is not None:
         context, logsum = context.unsqueeze(0), logsum.unsqueeze(0)
-    return context.narrow(3, 0, inputs.value.shape[3]).transpose(1, 2), logsum
+    width = inputs.value.shape[3]
+    if context.shape[3] != width:
+        # Backward of a part makes the whole anew.
+        context = context.narrow(3, 0, width)
+    empty = not all(_every_row_sees(piece.visibility) for piece in inputs.attention.pieces)
+    return context.transpose(1, 2), logsum, empty
 
 
 def flash_gradients(
@@ -168,6 +173,13 @@ def _band(seen: Visibility) -> tuple[int, int, int] | None:
     if (seen.left is not None and left < 0) or (seen.right is not None and right < 0):
         return None
     return seen.sk - keys, left, right
+
+
+def _every_row_sees(seen: Visibility) -> bool:
+    """Return whether every query of a band sees a key: the first one has to, and the last one."""
+    first = seen.right is None or seen.offset + seen.right >= 0
+    last = seen.left is None or seen.sq + seen.offset - seen.left <= seen.sk
+    return not seen.sq or (seen.sk > 0 and first and last)
 
 
 def _starts(attention: AttentionCall, device: torch.device) -> tuple[Tensor, Tensor]:

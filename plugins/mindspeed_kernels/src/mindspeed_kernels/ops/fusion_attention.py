@@ -146,6 +146,11 @@ def stats_of(logsum: Tensor) -> tuple[Tensor, Tensor]:
     return logsum.masked_fill(empty, lowest), torch.ones_like(logsum).masked_fill(empty, 0.0)
 
 
+def _full_rows(logsum: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `stats_of` does where no row is empty, without a pass over the rows."""
+    return logsum, logsum.new_ones(()).expand_as(logsum)
+
+
 def logsum_of(maximum: Tensor, total: Tensor) -> Tensor:
     """Return the logarithm of a sum, infinite for rows that see nothing."""
     return torch.where(
@@ -246,7 +251,8 @@ def _flash(
     found = flash_attention(query, key, value, options)
     if found is None:
         return cast(Result, _blocks(query, key, value, head_num, input_layout, **given))
-    return _result(found[0], *stats_of(found[1]), options.layout, 0)
+    context, logsum, empty = found
+    return _result(context, *(stats_of(logsum) if empty else _full_rows(logsum)), options.layout, 0)
 
 
 @npu_fusion_attention.backend(
@@ -260,8 +266,7 @@ def _cudnn(
     if found is None:
         return _flash(query, key, value, head_num, input_layout, **given)
     # Every query of a causal or complete mask sees a key.
-    ones = found[1].new_ones(()).expand_as(found[1])
-    return _result(found[0], found[1], ones, options.layout, 0)
+    return _result(found[0], *_full_rows(found[1]), options.layout, 0)
 
 
 @npu_fusion_attention.backend("flex", ("cuda",), priority=-10, supports=flex_limits)

@@ -28,7 +28,7 @@ from mindspeed_testing.lagging.freed import FreedMemory
 from mindspeed_testing.lagging.held_back import HeldBack
 from mindspeed_testing.lagging.launching import Launching
 from mindspeed_testing.lagging.memory import Access, Region, StorageHistory
-from mindspeed_testing.lagging.streams import LaggingEvent, LaggingStream
+from mindspeed_testing.lagging.streams import LaggingEvent, LaggingHost, LaggingStream
 from mindspeed_testing.lagging.values import poison, poison_floats, strided
 
 _UNWRITTEN = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"})
@@ -54,7 +54,8 @@ class LaggingDevice(TorchDispatchMode):
         self.operations = 0
         self.allocated = self.peak = 0
         self._streams: list[LaggingStream] = []
-        self.host = self._new_stream("the host")
+        self.host = LaggingHost(self, 0)
+        self._streams.append(self.host)
         self.main = self._new_stream("the default stream")
         self._launching = Launching(self.main)
         self._storages: dict[int, StorageHistory] = {}
@@ -123,8 +124,7 @@ class LaggingDevice(TorchDispatchMode):
 
     def synchronize(self) -> None:
         """Let the host, and with it everything launched later, wait for all streams."""
-        for stream in self._streams:
-            self.host.join(stream.known)
+        self.host.wait({stream.number: stream.count for stream in self._streams})
 
     # Results that are held back.
 
@@ -334,7 +334,7 @@ class LaggingDevice(TorchDispatchMode):
                 self.hold_back(tensor, stream, count)
         copies = form.name in COPIES and not host_copy and self._crosses(read, written or fresh)
         if copies or form.name in _READS_ON_HOST:
-            self.host.join(stream.known)
+            self.host.wait(stream.known)
         return result
 
     def _place(

@@ -7,10 +7,12 @@ that it has waited for.
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
-from mindspeed_testing.lagging.findings import Finding, Findings, Frames, calling_frames
+from mindspeed_testing.lagging.findings import Finding, Findings, Frames, calling_frames, described
 
 _QUERIES = 3
 """An event says so often that it is under way before it has happened."""
@@ -19,7 +21,7 @@ _QUERIES = 3
 class Device(Protocol):
     """Interface that streams and events need of their device."""
 
-    host: LaggingStream
+    host: LaggingHost
     findings: Findings
 
     def settle(self, stream: LaggingStream) -> None:
@@ -73,7 +75,7 @@ class LaggingStream:
         """Return whether a piece of work of a stream is done before the next one here."""
         return self.known.get(number, 0) >= count
 
-    def join(self, known: dict[int, int]) -> None:
+    def join(self, known: Mapping[int, int]) -> None:
         """Come after all that is known."""
         own = self.known
         grown = False
@@ -101,7 +103,7 @@ class LaggingStream:
 
     def synchronize(self) -> None:
         """Let the host wait for everything launched here."""
-        self.device.host.join(self.known)
+        self.device.host.wait(self.known)
 
     def query(self) -> bool:
         """Return whether the host knows that everything is done."""
@@ -117,6 +119,26 @@ class LaggingStream:
     ) -> None:
         """Launch where it was before."""
         self.device.leave()
+
+
+class LaggingHost(LaggingStream):
+    """The program itself.
+
+    Attributes:
+        waits: how often it waited for work that it did not know done, by the line that waits.
+    """
+
+    def __init__(self, device: Device, number: int) -> None:
+        """Start with nothing known."""
+        super().__init__(device, number, "the host")
+        self.waits: Counter[str] = Counter()
+
+    def wait(self, known: Mapping[int, int]) -> None:
+        """Wait for work."""
+        before = self.changed
+        self.join(known)
+        if self.changed != before:
+            self.waits[described(calling_frames()[:1]).strip()] += 1
 
 
 class LaggingEvent:
@@ -142,6 +164,8 @@ class LaggingEvent:
 
     def synchronize(self) -> None:
         """Let the host wait for it."""
+        if self._known is not None:
+            self.device.host.wait(self._known)
         self._reach(self.device.host)
 
     def query(self) -> bool:
@@ -151,7 +175,8 @@ class LaggingEvent:
         self._queries -= 1
         if self._queries > 0:
             return False
-        self.synchronize()
+        # It has happened without a wait of the host.
+        self._reach(self.device.host)
         return True
 
     def elapsed_time(self, end_event: LaggingEvent) -> float:
