@@ -30,6 +30,7 @@ EXPERTS = (
 TRAININGS = {
     "rings of context parallelism": ("--context-parallel-size", "2", "--use-flash-attn"),
     "exchanges of experts beside computation": (*EXPERTS, "--moe-alltoall-overlap-comm"),
+    "passes of two micro-batches by turns": (*EXPERTS, "--moe-fb-overlap"),
     "products in parts": ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--use-ascend-coc"),
     "norms that are dropped when they were gathered": (
         *("--tensor-model-parallel-size", "2", "--sequence-parallel"),

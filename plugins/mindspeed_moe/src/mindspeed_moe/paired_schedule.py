@@ -38,7 +38,7 @@ class ForwardStep(AbstractSchedulePlan):
     """The forward pass of one micro-batch through one chunk, and later its backward pass.
 
     Attributes:
-        event: for megatron-core, which orders its loss function by it.
+        event: recorded when the output was computed; megatron-core's loss function waits for it.
         vp_stage: of the chunk.
     """
 
@@ -63,6 +63,7 @@ class ForwardStep(AbstractSchedulePlan):
         assert self._step is not None
         step, self._step = self._step, None
         self._output, self._loss = step()
+        self.event.record()
         return self._output
 
     def backward(self, gradient: Tensor) -> None:
