@@ -1,4 +1,4 @@
-"""Dropout does not depend on who looks: hooks of saved tensors, traced steps, compiled functions."""
+"""Dropout does not depend on who looks: hooks of saved tensors, traced steps, observers of operations."""
 
 import pytest
 
@@ -27,6 +27,10 @@ LOOKED_AT = {
         "1",
     ),
     "a traced step": TRACED,
+    "a report of memory": ("--memory-report", "--memory-report-path", "{folder}/memory"),
+    "recorded allocations": ("--record-memory-history", "--memory-snapshot-path", "{folder}/history.pickle"),
+    "a counted step": ("--op-cal-tflops", "--peak-tflops", "1"),
+    "counted communication": ("--log-comm-bytes",),
 }
 FOLLOWED = PlantedFault(
     "mindspeed_memory.policy.trace",
@@ -38,8 +42,10 @@ FOLLOWED = PlantedFault(
 
 
 @pytest.fixture(scope="module")
-def trained():
-    cases = {"nothing": (), **LOOKED_AT}
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("looked-at")
+    cases = {"nothing": ()}
+    cases |= {case: [flag.format(folder=folder) for flag in flags] for case, flags in LOOKED_AT.items()}
     trainings = [Training((*MODEL, *flags), STEPS) for flags in cases.values()]
     followed = Training((*MODEL, *TRACED), STEPS, fault=FOLLOWED)
     (found,) = run_world(outcomes, 1, [*trainings, followed, Training(MODEL, STEPS, platform="cpu")])

@@ -17,6 +17,7 @@ import torch
 
 from mindspeed_megatron.instruments import memory
 from mindspeed_megatron.instruments.memory import TensorBytes
+from mindspeed_megatron.instruments.observer import Observer
 
 _FRAMES = 32
 _TORCH = os.path.dirname(torch.__file__)
@@ -30,7 +31,7 @@ _BETWEEN = (
 """Code between an operator and the record of its allocation."""
 
 
-class AllocationHistory(TensorBytes):
+class AllocationHistory(Observer, TensorBytes):
     """The last allocations and releases of storages, of operators called by this thread and its backward."""
 
     def __init__(self, entries: int) -> None:

@@ -119,17 +119,25 @@ class TensorBytes(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
-        for storage in () if func is _FRESH else _storages((args, kwargs)):
+        for tensor in () if func is _FRESH else _strided((args, kwargs)):
+            storage = tensor.untyped_storage()
             if storage._cdata not in self._sizes:
-                self._ignore(storage)
+                self._met(storage, tensor)
         result = func(*args, **kwargs)
         for tensor in _strided(result):
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._sizes and key not in self._foreign:
-                self._allocated(storage, tensor)
-                self._finalizers[key] = weakref.finalize(storage, self._freed, key)
+                self._follow(storage, tensor)
         return result
+
+    def _follow(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
+        self._allocated(storage, tensor)
+        self._finalizers[storage._cdata] = weakref.finalize(storage, self._freed, storage._cdata)
+
+    def _met(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
+        """Take note of an argument that no operation made: it existed before."""
+        self._ignore(storage)
 
     def _ignore(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata

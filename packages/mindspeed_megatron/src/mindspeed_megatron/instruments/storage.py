@@ -37,6 +37,7 @@ from mindspeed_megatron.instruments.held_tensors import (
 )
 from mindspeed_megatron.instruments.kept_state import inner_optimizers
 from mindspeed_megatron.instruments.memory import TensorBytes
+from mindspeed_megatron.instruments.observer import Observer
 from mindspeed_megatron.unwrap import unwrap
 
 if TYPE_CHECKING:
@@ -47,10 +48,11 @@ if TYPE_CHECKING:
 
 _FIRST = "build"
 _FRAMES = 8
+_COMPILED = "a compiled function"
 _BETWEEN = (str(Path(__file__).parent), memory.__file__, str(Path(torch.__file__).parent), "<")
 
 
-class StorageTracker(TensorBytes):
+class StorageTracker(Observer, TensorBytes):
     """Follows storages with their origin; costs 20 to 40 µs per operation.
 
     ``alive`` and ``peak`` are those of the device; tensors elsewhere are counted apart.
@@ -59,15 +61,19 @@ class StorageTracker(TensorBytes):
         host: bytes alive on the host, where it is not the device, and of buffers that stand for its memory.
     """
 
-    def __init__(self, device_type: str = "cpu") -> None:
+    def __init__(self, device_type: str = "cpu", *, whole_graphs: bool = False) -> None:
         """Start with nothing alive.
 
         Args:
             device_type: of the device that is planned; on ``cpu`` everything is on the device.
+            whole_graphs: no graph of autograd was begun before. What a compiled function made is then told
+                from what existed before, and counts from the first operation that takes it on. What it keeps
+                for its own backward, and nothing else takes, is not seen.
         """
         super().__init__()
         self.host = 0
         self._device_type = device_type
+        self._whole_graphs = whole_graphs
         self._held: dict[int, Held] = {}
         self._clock = 0
         self._peak_at = 0
@@ -201,6 +207,15 @@ class StorageTracker(TensorBytes):
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         while self._modules and self._modules.pop().identity != id(module):
             pass
+
+    def _met(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
+        made = self._whole_graphs and storage._cdata not in self._foreign
+        if not made or (tensor.grad_fn is None and torch._C._current_graph_task_id() == -1):
+            super()._met(storage, tensor)
+            return
+        before, self._operation = self._operation, _COMPILED
+        self._follow(storage, tensor)
+        self._operation = before
 
     def _allocated(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
         self._clock += 1

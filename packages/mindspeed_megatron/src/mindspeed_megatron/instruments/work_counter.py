@@ -15,13 +15,14 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from mindspeed_megatron.equal_blocks import times
 from mindspeed_megatron.instruments.memory import DEVICE, device_of
 from mindspeed_megatron.instruments.npu_operations import npu_formula
+from mindspeed_megatron.instruments.observer import Observer
 from mindspeed_megatron.instruments.operations import ATTENTION, BYTES, OPERATORS, matrix_key
 
 _aten = torch.ops.aten
@@ -34,8 +35,11 @@ _ROWS_FIRST_BACKWARD = _aten._flash_attention_backward
 """CUDA's own kernels, ``[b, s, n, d]``; torch's formulas take their rows for heads."""
 
 
-class WorkCounter(TorchDispatchMode):
+class WorkCounter(Observer):
     """Counts the operators that run inside the context under the current key.
+
+    Those inside of compiled functions are not seen: nothing of elementwise ones enters floating-point
+    operations, and compiled attention is told by `count_compiled_attention`.
 
     Attributes:
         key: of what is counted now; empty counts nothing.
@@ -65,6 +69,37 @@ class WorkCounter(TorchDispatchMode):
             key = self.key if self._key_of is None else self._key_of()
             add_work(self.work.setdefault(key, Counter()), func, args, kwargs, result)
         return result
+
+    def add_attention(self, dtype: str, flops: int) -> None:
+        """Count attention that ran out of sight under the current key."""
+        key = self.key if self._key_of is None else self._key_of()
+        if key:
+            self.work.setdefault(key, Counter())[f"{ATTENTION} {dtype}"] += times() * flops
+
+
+def count_compiled_attention(
+    context: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> None:
+    """Count attention of a compiled function, and its backward when that begins, where somebody counts.
+
+    Args:
+        context: ``[b, n, sq, dv]``, what it returned.
+        query: ``[b, n, sq, d]``.
+        key: ``[b, groups, sk, d]``.
+        value: ``[b, groups, sk, dv]``.
+    """
+    counters = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, WorkCounter)]
+    if not counters:
+        return
+    dtype, shapes = _dtype(query), (query.shape, key.shape, value.shape)
+
+    def add(*, forward: bool) -> None:
+        for counter in counters:
+            counter.add_attention(dtype, _flash(*shapes, forward))
+
+    add(forward=True)
+    if context.requires_grad:
+        context.register_hook(lambda gradient: add(forward=False))
 
 
 def computes(func: Any) -> bool:

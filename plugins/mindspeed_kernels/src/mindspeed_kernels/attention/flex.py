@@ -20,6 +20,7 @@ from mindspeed_kernels.attention.arguments import Inputs
 from mindspeed_kernels.attention.bias import Bias, compressed
 from mindspeed_kernels.attention.blocks import Piece
 from mindspeed_kernels.attention.blockwise import with_sink
+from mindspeed_megatron.instruments.work_counter import count_compiled_attention
 
 _NARROWEST = 16
 """The narrowest heads that a compiled kernel takes."""
@@ -56,7 +57,8 @@ def flex(inputs: Inputs, sink: Tensor | None) -> tuple[Tensor, Tensor]:
     query, key, value, attention = inputs.query, inputs.key, inputs.value, inputs.attention
     visible = _mask_of(attention.pieces, query, key)
     attend: Any = flex_attention
-    if query.device.type == "cuda":
+    compiled = query.device.type == "cuda"
+    if compiled:
         attend = _compiled(attend)
     context, found = attend(
         *wide_enough(query, key, value),
@@ -66,6 +68,8 @@ def flex(inputs: Inputs, sink: Tensor | None) -> tuple[Tensor, Tensor]:
         enable_gqa=query.shape[1] != key.shape[1],
         return_aux=AuxRequest(lse=True),
     )
+    if compiled and not torch.compiler.is_compiling():
+        count_compiled_attention(context, query, key, value)
     logsum = found.lse.masked_fill(found.lse == float("-inf"), float("inf"))
     return with_sink(context[..., : value.shape[3]], logsum, sink)
 

@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Feature, Flag, Proofs, hookimpl
+from mindspeed_megatron.instruments.compiled_functions import run_eagerly_when_observed
 
 _FLAG, _PATH = "--memory-report", "--memory-report-path"
 
@@ -38,12 +39,15 @@ class MemoryReport(Feature):
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
-        """Return that steps which are followed drop other values, where dropout is compiled."""
+        """Return that a run drops other values, where this torch compiles no dropout that is followed."""
         if not (getattr(args, "hidden_dropout", 0) and getattr(args, "bias_dropout_fusion", False)):
             return ()
+        if not run_eagerly_when_observed():
+            return ()
         return (
-            f"{_FLAG}: where megatron-core's dropout is compiled, the two steps that are followed run it as "
-            "it is, which drops other values; --no-bias-dropout-fusion drops the same ones with and without",
+            f"{_FLAG}: with the installed torch, dropout that would be compiled runs as it is once it is "
+            "followed, which drops other values; a newer torch, or --no-bias-dropout-fusion, drops the same "
+            "ones with and without",
         )
 
     @hookimpl(wrapper=True)

@@ -68,14 +68,14 @@ class CountedThroughput(Feature):
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
-        """Return that a step which is counted drops other values, where dropout is compiled."""
+        """Return that a run drops other values, where this torch compiles no dropout that is counted."""
         dropout = getattr(args, "hidden_dropout", 0) and getattr(args, "bias_dropout_fusion", False)
-        if args.flops_mode == MODEL or not dropout:
+        if args.flops_mode == MODEL or not dropout or not run_eagerly_when_observed():
             return ()
         return (
-            f"{_FLAG}: where megatron-core's dropout is compiled, the one step that is counted runs it as it "
-            f"is, which drops other values; --no-bias-dropout-fusion, or {_MODE} {MODEL}, drops the same "
-            "ones with and without",
+            f"{_FLAG}: with the installed torch, dropout that would be compiled runs as it is once it is "
+            f"counted, which drops other values; a newer torch, --no-bias-dropout-fusion or {_MODE} {MODEL} "
+            "drops the same ones with and without",
         )
 
     @hookimpl(wrapper=True)

@@ -1,0 +1,22 @@
+"""Modes that only look on: a training step that one of them follows trains what it trains alone.
+
+Under any other dispatch mode ``torch.compile`` runs its functions eagerly, and from then on for good: compiled
+dropout draws other masks than eager dropout, and fused activations round otherwise. Under an observer they
+are compiled and run as ever; the observer sees their arguments and results when another operation takes them.
+"""
+
+from __future__ import annotations
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Observer(TorchDispatchMode):
+    """Looks at operations and changes nothing; what compiled functions do inside stays out of its sight.
+
+    A torch without this (`mindspeed_megatron.instruments.compiled_functions`) runs them eagerly all the same.
+    """
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Answer torch's compiler that it may compile."""
+        return True
