@@ -1,4 +1,4 @@
-"""Observers change nothing of a step: functions are compiled under them, and count although they are not seen."""
+"""Observers change nothing of a step: functions are compiled under them, and count although unseen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compiled_under(mode):
     return bool(graphs)
 
 
-@pytest.mark.parametrize("make", (StorageTracker, WorkCounter, lambda: AllocationHistory(8)))
+@pytest.mark.parametrize("make", [StorageTracker, WorkCounter, lambda: AllocationHistory(8)])
 def test_functions_are_compiled_under_an_observer(make):
     assert compiled_under(make()) is not run_eagerly_when_observed()
 

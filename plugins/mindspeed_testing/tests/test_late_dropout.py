@@ -27,10 +27,12 @@ LOOKED_AT = {
         "1",
     ),
     "a traced step": TRACED,
-    "a report of memory": ("--memory-report", "--memory-report-path", "{folder}/memory"),
+    "steps that are reported and counted": (
+        *("--memory-report", "--memory-report-path", "{folder}/memory"),
+        *("--op-cal-tflops", "--peak-tflops", "1"),
+        "--log-comm-bytes",
+    ),
     "recorded allocations": ("--record-memory-history", "--memory-snapshot-path", "{folder}/history.pickle"),
-    "a counted step": ("--op-cal-tflops", "--peak-tflops", "1"),
-    "counted communication": ("--log-comm-bytes",),
 }
 FOLLOWED = PlantedFault(
     "mindspeed_memory.policy.trace",

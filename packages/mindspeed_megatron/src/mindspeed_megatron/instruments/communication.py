@@ -55,7 +55,7 @@ def count_communication(
 
     Args:
         computation: also count operators and floating-point operations, which tells what lay between a launch
-            and its wait; costs some microseconds per operator.
+            and its wait; costs some microseconds per operator, and lets compiled functions run eagerly.
         objects: record a collective of Python objects as one call without bytes, rather than the calls that
             carry the pickled objects.
         contracts: refuse what these backends refuse, before it is called, in every group that is not one of

@@ -1,8 +1,8 @@
 """Modes that only look on: a training step that one of them follows trains what it trains alone.
 
-Under any other dispatch mode ``torch.compile`` runs its functions eagerly, and from then on for good: compiled
-dropout draws other masks than eager dropout, and fused activations round otherwise. Under an observer they
-are compiled and run as ever; the observer sees their arguments and results when another operation takes them.
+Under any other dispatch mode ``torch.compile`` runs its functions eagerly, and may do so behind it too:
+compiled dropout draws other masks than eager dropout, and fused activations round otherwise. Under an
+observer they are compiled and run as ever; it sees their results when another operation takes them.
 """
 
 from __future__ import annotations

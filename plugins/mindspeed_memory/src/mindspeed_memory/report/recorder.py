@@ -32,9 +32,7 @@ class Recorder:
         """Start; closing the session stops it at the latest."""
         self._session = session
         self._failures: SparedFailures = session.state(SparedFailures)
-        self._storage: StorageTracker | None = StorageTracker(
-            session.platform.device_type, whole_graphs=True
-        )
+        self._storage: StorageTracker | None = StorageTracker(session.platform.device_type, whole_graphs=True)
         self._steps = 0
         self._storage.start()
         mark_host_buffers(session.platform, session.instances, self._storage)

@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Feature, Flag, hookimpl
+from mindspeed_megatron.instruments.compiled_functions import run_eagerly_when_observed
 from mindspeed_profile.features.proofs import PP2, TP2, unchanged
 
 MODES = MODEL, COUNTED, BOTH = ("model", "counted", "both")

@@ -2,8 +2,8 @@
 
 Under a dispatch mode torch.compile runs functions eagerly, but for modes that let it compile and then see
 nothing of what the function does. A step that another mode follows drops other values than one that nobody
-follows. On a CPU nothing is compiled; here megatron-core's compiled dropout draws from numbers of its own, out
-of sight of modes that let it, and eagerly where one of somebody else does not.
+follows. On a CPU nothing is compiled; here megatron-core's compiled dropout draws from numbers of its own,
+out of sight of modes that let it, and eagerly where one of somebody else does not.
 """
 
 from __future__ import annotations
