@@ -179,6 +179,7 @@ ELSEWHERE = {
     "pip install 'mindspeed-core[train]' mindspeed-kernels mindspeed-profile": _INSTALLS,
     "mindspeed-features verify fused-swiglu": "plugins/mindspeed_kernels/tests runs the same proofs",
     "mindspeed-features migrate pretrain.sh --write new.sh": "tests/cli/test_migrate.py writes such a script",
+    "mindspeed-features migrate pretrain.sh --host megatron-lm": "tests/cli/test_migrate.py reads one for it",
     "mindspeed-features new acme-tools": _SCAFFOLD,
     "pip install -e ./acme-tools": _SCAFFOLD,
     "mindspeed-features verify acme-tools-loss-average": _SCAFFOLD,

@@ -18,8 +18,8 @@ RIDDLES = re.compile(
 )
 RIDDLING_NAMES = set("what mine there near told theirs found known let_go put_away putaway".split())
 """Names that do not say what a value is; classes are compared in lower case."""
-OF_THEIR_FUNCTION = {("read_space", "known"), ("group_partners", "known"), ("join", "known")}
-"""Parameters whose function says of what: flags that exist, ranks and work that are known anyway."""
+OF_THEIR_FUNCTION = {("read_space", "known"), ("group_partners", "known")}
+"""Parameters whose function says of what: flags that exist, ranks that are known anyway."""
 OPENINGS = ("What", "Which", "Whether", "Where", "How", "Who", "When")
 FOLDERS = ("mindspeed_core", "packages", "plugins", "examples", "benchmarks", "docs", "tools")
 FEATURES = {name: record.cls for name, record in tree_registry().features.items()}

@@ -1,4 +1,4 @@
-"""What runs around the kernels of a device: no copies of activations, and no temporary of a weight's size.
+"""Around the kernels of a device run no copies of activations, and no temporary of a weight's size.
 
 On tensors without memory, so that the branches of a device are taken on every machine.
 """
@@ -91,7 +91,7 @@ def test_a_weight_gradient_is_added_up_on_a_device_without_a_temporary():
 
 
 def weight_sized(sides):
-    """What is made in a step's backward passes in the shape of a weight, per side."""
+    """Return the tensors of a weight's shape that a step's backward passes make, per side."""
     from mindspeed_train import loop
 
     found = {}

@@ -1,4 +1,4 @@
-"""Where a torch compiles nothing that is counted, the plan says that dropout changes."""
+"""The plan says that dropout changes, with a torch that compiles nothing that is counted."""
 
 from argparse import Namespace
 

@@ -1,4 +1,4 @@
-"""What the installed torch does with compiled functions while somebody looks at its operations.
+"""Compiled functions of the installed torch while somebody looks at its operations.
 
 For notes of features: nothing is imported.
 """

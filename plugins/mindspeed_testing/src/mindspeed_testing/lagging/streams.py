@@ -75,11 +75,11 @@ class LaggingStream:
         """Return whether a piece of work of a stream is done before the next one here."""
         return self.known.get(number, 0) >= count
 
-    def join(self, known: Mapping[int, int]) -> None:
-        """Come after all that is known."""
+    def join(self, progress: Mapping[int, int]) -> None:
+        """Come after work of other streams, by how much of each is done."""
         own = self.known
         grown = False
-        for number, count in known.items():
+        for number, count in progress.items():
             if own.get(number, 0) < count:
                 own[number] = count
                 grown = True
@@ -133,10 +133,10 @@ class LaggingHost(LaggingStream):
         super().__init__(device, number, "the host")
         self.waits: Counter[str] = Counter()
 
-    def wait(self, known: Mapping[int, int]) -> None:
-        """Wait for work."""
+    def wait(self, progress: Mapping[int, int]) -> None:
+        """Wait for work of streams, by how much of each has to be done."""
         before = self.changed
-        self.join(known)
+        self.join(progress)
         if self.changed != before:
             self.waits[described(calling_frames()[:1]).strip()] += 1
 
