@@ -59,6 +59,13 @@ def test_a_wait_orders_the_stream_that_waits(device):
     assert device.findings.reported == []
 
 
+@pytest.mark.parametrize("make", [torch.zeros_like, torch.empty_like, lambda tensor: tensor.new_zeros(())])
+def test_a_tensor_made_like_another_needs_none_of_its_values(device, make):
+    x = torch.ones(N)
+    make(doubled_beside(device, x, device.stream("side")))
+    assert device.findings.reported == []
+
+
 def test_waits_of_the_host_are_counted_and_questions_are_not(device):
     x = torch.ones(N)
     event = device.main.record_event()

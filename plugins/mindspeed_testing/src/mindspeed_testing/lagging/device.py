@@ -315,7 +315,7 @@ class LaggingDevice(TorchDispatchMode):
             for finding, access in self._freed.taken(stream):
                 self.findings.add(finding)
                 self._held.spoil(access)
-        if self.touch(stream, count, form.name, read, written, fresh):
+        if self.touch(stream, count, form.name, read if form.reads else (), written, fresh):
             # Another stream has waited for what they are computed of, theirs did not.
             poison_floats((*written, *fresh))
         if on_host:

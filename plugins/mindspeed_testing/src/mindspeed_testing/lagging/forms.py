@@ -8,6 +8,14 @@ from typing import Any
 
 _PYTHON_NAMESPACES = ("mindspeed",)
 COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
+_MADE_LIKE = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
+        *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
+    )
+)
+"""Operators that take shape, dtype and device of a tensor and read none of its values."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,7 @@ class Form:
         is_view: it moves nothing.
         is_python: Python defines it, of operations that are followed each.
         passes: it is not followed: it moves nothing, or is a collective, which is followed elsewhere.
+        reads: it reads values of its arguments, not their shapes alone.
         places: positions and names of arguments that it writes.
     """
 
@@ -26,6 +35,7 @@ class Form:
     is_view: bool
     is_python: bool
     passes: bool
+    reads: bool
     places: tuple[tuple[int, str], ...]
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -61,7 +71,8 @@ def _read(func: Any) -> Form:
     aliases = [one.alias_info for one in schema.returns if one.alias_info is not None]
     is_view = bool(aliases) and not any(alias.is_write for alias in aliases) and not places
     is_python = func.namespace.startswith(_PYTHON_NAMESPACES)
-    return Form(schema.name, is_view, is_python, is_view or func.namespace == "c10d", places)
+    passes = is_view or func.namespace == "c10d"
+    return Form(schema.name, is_view, is_python, passes, schema.name not in _MADE_LIKE, places)
 
 
 def non_blocking(form: Form, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
