@@ -13,11 +13,16 @@ from mindspeed_testing.lagging.findings import LaggingDeviceError
 from mindspeed_testing.lagging.planting import PlantedFault, planted
 from mindspeed_testing.model_flags import training_flags
 
+SWAPS = "mindspeed_pp.swaps"
 FAULTS = {
-    "self.out.wait_event(read)": "written without a wait",
-    "self._copies.platform.current_stream().wait_event(self._event)": "read without a wait",
-    "copies.back.wait_stream(copies.out)": "read without a wait",
-    "platform.current_stream().wait_event(copies.out.record_event())": "freed while in use",
+    PlantedFault(SWAPS, "self.out.wait_event(read)", "pass"): "written without a wait",
+    PlantedFault(
+        SWAPS, "self._copies.platform.current_stream().wait_event(self._event)", "pass"
+    ): "read without a wait",
+    PlantedFault(SWAPS, "copies.back.wait_stream(copies.out)", "pass"): "read without a wait",
+    PlantedFault(
+        SWAPS, "platform.current_stream().wait_event(copies.out.record_event())", "pass"
+    ): "freed while in use",
 }
 """Waits, with the rule that is broken without each."""
 
@@ -51,9 +56,9 @@ def test_a_buffer_is_taken_when_its_last_copy_is_done():
     assert run_world(taken_again, 1) == [("", [1.0, 2.0, 3.0])]
 
 
-@pytest.mark.parametrize("wait", FAULTS)
-def test_a_wait_that_is_missing_is_named(wait):
-    ((text, _),) = run_world(taken_again, 1, PlantedFault("mindspeed_pp.swaps", wait, "pass"))
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.old)
+def test_a_wait_that_is_missing_is_named(fault):
+    ((text, _),) = run_world(taken_again, 1, fault)
 
-    assert FAULTS[wait] in text
+    assert FAULTS[fault] in text
     assert "swaps.py" in text

@@ -14,6 +14,9 @@ class Observer(TorchDispatchMode):
     """Looks at operations and changes nothing; what compiled functions do inside stays out of its sight.
 
     A torch without this (`mindspeed_megatron.instruments.compiled_functions`) runs them eagerly all the same.
+
+    Beside another mode this one is named first: ``class StorageTracker(Observer, TensorBytes)``. A mode that
+    has to see every operation, to change or to answer it, is none.
     """
 
     @classmethod
