@@ -281,7 +281,9 @@ def _layout(given: Flags) -> Layout:
         expert=min(expert, 2),
         expert_tensor=1,
     )
-    layout.expert_tensor = min(_number(given, "--expert-tensor-parallel-size", tensor), layout.tensor)
+    # With stages that lie last, experts have the data-parallel size of the other layers.
+    widest = layout.tensor * (layout.context if "--use-tp-pp-dp-mapping" in given else 1)
+    layout.expert_tensor = min(_number(given, "--expert-tensor-parallel-size", tensor), widest)
     while layout.least > AT_MOST and layout.tensor > 1:
         layout.tensor, layout.expert_tensor = layout.tensor // 2, 1
     layout.parts = _parts(given, pipeline)
