@@ -50,12 +50,12 @@ ONE_RANK = {
         PlantedFault(COPY, "copies.back.wait_stream(platform.current_stream())", "pass"),
         (WRITTEN, "host_copy.py"),
     ),
-    "a destination is allocated on the stream of the copy": (
+    "a destination is replaced on the stream of the copy": (
         SWAP,
         PlantedFault(
             COPY,
             "            destination.copy_(self._host.view(self._dtype), non_blocking=True)",
-            "            destination = torch.empty_like(destination)\n"
+            "            destination = destination.clone()\n"
             "            destination.copy_(self._host.view(self._dtype), non_blocking=True)",
         ),
         (FREED, "host_copy.py"),
