@@ -154,9 +154,8 @@ def main() -> int:
     parser.add_argument("--case", action="append", help="only this case; may be given several times")
     parser.add_argument("--keep", type=Path, help="keep logs in this folder")
     asked = parser.parse_args()
-    checkout = Path(os.environ.get("MEGATRON_LM_PATH", ""))
-    if not (checkout / "pretrain_gpt.py").is_file():
-        print(f"MEGATRON_LM_PATH {str(checkout)!r}: name a checkout of Megatron-LM", file=sys.stderr)
+    checkout = named_checkout()
+    if checkout is None:
         return 2
     fine = True
     with tempfile.TemporaryDirectory() as temporary:
@@ -175,6 +174,15 @@ def main() -> int:
                 fine &= resume(case, checkout, folder, f"r{index}")
     print("all agree" if fine else "DIFFERENT")
     return 0 if fine else 1
+
+
+def named_checkout() -> Path | None:
+    """Return the checkout that MEGATRON_LM_PATH names; None, after a sentence, where there is none."""
+    checkout = Path(os.environ.get("MEGATRON_LM_PATH", ""))
+    if (checkout / "pretrain_gpt.py").is_file():
+        return checkout
+    print(f"MEGATRON_LM_PATH {str(checkout)!r}: name a checkout of Megatron-LM", file=sys.stderr)
+    return None
 
 
 def compare(case: Case, checkout: Path, folder: Path, name: str) -> bool:

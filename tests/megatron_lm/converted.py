@@ -55,9 +55,8 @@ def main() -> int:
     layouts, adapters = (
         [case for case in cases if not asked or case.name in asked] for cases in (LAYOUTS, ADAPTERS)
     )
-    checkout = Path(os.environ.get("MEGATRON_LM_PATH", ""))
-    if not (checkout / "pretrain_gpt.py").is_file():
-        print(f"MEGATRON_LM_PATH {str(checkout)!r}: name a checkout of Megatron-LM", file=sys.stderr)
+    checkout = adaptor.named_checkout()
+    if checkout is None:
         return 2
     python = os.environ.get("MEGATRON_LM_PYTHON", sys.executable)
     agreed = True

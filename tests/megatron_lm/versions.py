@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adaptor import launch, worst
+from adaptor import launch, named_checkout, worst
 from cases import SHARED, THEIRS, WITHOUT_DROPOUT
 from corpus import write_corpus
 
@@ -121,9 +121,8 @@ def main() -> int:
     parser.add_argument("--case", action="append", help="only this case; may be given several times")
     parser.add_argument("--keep", type=Path, help="keep logs in this folder, which must be empty")
     asked = parser.parse_args()
-    checkout = Path(os.environ.get("MEGATRON_LM_PATH", ""))
-    if not (checkout / "pretrain_gpt.py").is_file():
-        print(f"MEGATRON_LM_PATH {str(checkout)!r}: name a checkout of Megatron-LM", file=sys.stderr)
+    checkout = named_checkout()
+    if checkout is None:
         return 2
     chosen = [case for case in CASES if not asked.case or case.name in asked.case]
     fine = True
