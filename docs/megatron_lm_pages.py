@@ -160,9 +160,7 @@ def launch_scripts_page(registry: Registry) -> str:
 def _good_scripts(name: str) -> set[str]:
     """Return the scripts whose command lines a record of long checks calls good."""
     record = json.loads((ROOT / "tests" / "launch_scripts" / name).read_text(encoding="utf-8"))
-    good = (entry for entry in record.values() if entry["verdict"] == "ok")
-    # A run that was cut short has not told which scripts are alike.
-    return {script for entry in good for script in entry.get("scripts", [entry["script"]])}
+    return {script for entry in record.values() if entry["verdict"] == "ok" for script in entry["scripts"]}
 
 
 MECHANISMS = {

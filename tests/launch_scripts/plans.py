@@ -114,6 +114,7 @@ def main(arguments: Sequence[str]) -> int:
     name = RECORDS[args.platform]
     found = plannable(args.sources or tuple(checked_lines.SOURCES))
     chosen = found[number - 1 :: count]
+    names = {one.key: [f"{script.source}:{script.name}" for script in one.scripts] for one in found}
     with WarmProcess(args.platform, args.parallel, LIMIT) as process:
         for one in chosen:
             if not args.again and Record.read(name).passed(one.key):
@@ -135,8 +136,8 @@ def main(arguments: Sequence[str]) -> int:
                 verdict="ok" if not problems else "bad",
                 **facts,
                 **({"lines": problems} if problems else {}),
+                scripts=names[one.key],
             )
-    names = {one.key: [f"{script.source}:{script.name}" for script in one.scripts] for one in found}
     return summary(name, names, whole=not args.sources)
 
 

@@ -178,6 +178,7 @@ def main(arguments: Sequence[str]) -> int:
                 verdict="ok" if not lines else "bad",
                 largest=float(f"{largest:.1e}"),
                 **({"lines": lines} if lines else {}),
+                scripts=list(found[twin]),
             )
     if args.check:
         return 0
