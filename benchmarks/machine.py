@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 from mindspeed_core.platforms.machine import processor_name
 
 RESULTS = Path(__file__).resolve().parent / "results"
+_LOOKED = 3.0
+"""Seconds over which processors are watched."""
 
 
 def machine() -> dict[str, Any]:
@@ -46,3 +49,19 @@ def update(name: str, parts: Mapping[str, Any]) -> Path:
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     kept = before if before.pop("machine", None) == machine() else {}
     return write(name, dict(sorted({**kept, **parts}.items())))
+
+
+def busy_processors() -> float:
+    """Return how many processors others keep busy now; where the system does not say, by the last minute."""
+    found = Path("/proc/stat")
+    if not found.exists():
+        return os.getloadavg()[0]
+
+    def used() -> tuple[float, float]:
+        ticks = [float(word) for word in found.read_text().splitlines()[0].split()[1:9]]
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+    before = used()
+    time.sleep(_LOOKED)
+    busy, all_of_them = (after - early for after, early in zip(used(), before))
+    return busy / max(1.0, all_of_them) * (os.cpu_count() or 1)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from machine import update
+from machine import busy_processors, update
 
 from mindspeed_core.registry import Registry
 from mindspeed_tune.candidate import (
@@ -38,6 +38,7 @@ from mindspeed_tune.launch_plan import LaunchPlan, make_plan
 from mindspeed_tune.ranked import Ranked
 from mindspeed_tune.search import Search
 from mindspeed_tune.space_file import Space
+from mindspeed_tune.threads import processors
 from mindspeed_tune.warm_process import WarmProcess
 
 HARDWARE, PLATFORM = "h100", "fake-cuda"
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, measure in parts.items():
         if chosen.only and not any(part in name for part in chosen.only):
             continue
-        free = (os.cpu_count() or 1) - os.getloadavg()[0]
+        free = processors() - busy_processors()
         found = {**measure(), "free_processors_before": round(free, 1)}
         for key, value in found.items():
             print(f"{name}: {key}: {value}", flush=True)
@@ -218,6 +219,8 @@ def interleaved() -> dict[str, Any]:
 
     flags = known_flags(Registry.discover())
     with WarmProcess(PLATFORM) as process:
+        # What the process imports before its first rank is no part of a plan.
+        _records(Candidate(layout).command(command, flags), process, exact=False)
         for name, chunk, exact in (
             ("plain", None, False),
             ("chunks of 4", 4, False),

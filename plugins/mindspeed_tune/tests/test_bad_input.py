@@ -19,10 +19,9 @@ from mindspeed_tune.hardware import read_hardware
 from mindspeed_tune.journal import Journal
 from mindspeed_tune.launch_command import read_command
 from mindspeed_tune.layout import Layout
-from mindspeed_tune.measure import Measured
+from mindspeed_tune.measure import Measured, check_processors, ignored
 from mindspeed_tune.report_pages import markdown, read_report
 from mindspeed_tune.search import Search
-from mindspeed_tune.search_command import ignored
 from mindspeed_tune.search_report import report_of
 from mindspeed_tune.space_file import Space
 from mindspeed_tune.tuned_features import tune_features
@@ -128,7 +127,7 @@ def test_a_search_inside_a_running_training_is_refused(monkeypatch):
 
 def test_folders_of_checkpoints_are_ignored_with_a_note():
     assert ignored(["--save", "there", "--load=here"]) == [
-        "--load and --save: ignored while searching; nothing is read or written there"
+        "--load and --save: ignored; nothing is read or written there"
     ]
     assert ignored(["--num-layers", "2"]) == []
 
@@ -170,6 +169,14 @@ def test_more_processes_than_processors_are_refused_before_the_search():
     code, told = invoke("search", *options, "--", *shlex.split(COMMAND.replace("size 2", "size 4096")))
     assert code == 1
     assert "4096 processes on" in told
+
+
+def test_a_busy_machine_is_named_where_processes_are_timed(monkeypatch):
+    monkeypatch.setattr("mindspeed_tune.threads.processors", lambda: 4)
+    monkeypatch.setattr("os.getloadavg", lambda: (3.2, 0.0, 0.0))
+    assert "the machine was busy: load 3.2 on 4 processors before 2 processes" in check_processors(2)
+    monkeypatch.setattr("os.getloadavg", lambda: (0.5, 0.0, 0.0))
+    assert check_processors(2) == ""
 
 
 def searched(registry, machine):

@@ -19,6 +19,7 @@ from mindspeed_tune.space_file import read_space, tomllib
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "find_a_layout"
+SMALL = ("--num-layers", "2", "--hidden-size", "64", "--seq-length", "64")
 PAGE = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
 
 
@@ -26,8 +27,9 @@ PAGE = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
 def test_the_example_ends_with_measured_layouts(tmp_path):
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environment = {**os.environ, "PATH": programs, "OUT": str(tmp_path), "TRIALS": "2", "MEASURED": "2"}
+    never = tmp_path / "never"
     ended = subprocess.run(
-        ["sh", str(EXAMPLE / "find.sh"), "--num-layers", "2", "--hidden-size", "64", "--seq-length", "64"],
+        ["sh", str(EXAMPLE / "find.sh"), *SMALL, "--save", str(never)],
         env=environment,
         capture_output=True,
         text=True,
@@ -35,7 +37,10 @@ def test_the_example_ends_with_measured_layouts(tmp_path):
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "note: --save: ignored" in ended.stdout
+    assert not never.exists()
     report = json.loads((tmp_path / "search.json").read_text())
+    assert any(note.startswith("--save: ignored") for note in report["notes"])
     assert report["top"][0]["measured"] > 0
     assert report["prediction"]["compared"] == 2
     machine = read_hardware(str(tmp_path / "machine.toml"))

@@ -113,7 +113,8 @@ def test_times_that_differ_between_rounds_tell_no_order():
 def test_neighbours_that_are_apart_or_surely_equal_need_no_further_round():
     sure = {"a": Measured((1.0, 1.01, 1.3)), "b": Measured((1.005, 1.01, 1.2)), "c": Measured(failure="dies")}
     assert undecided(sure) == set()
-    assert undecided({**sure, "d": Measured((1.01, 1.09, 1.1))}) == {"d"}
+    # Both of them get the further rounds: the machine may be faster in these.
+    assert undecided({**sure, "d": Measured((1.01, 1.09, 1.1))}) == {"b", "d"}
     assert undecided({**sure, "d": Measured((1.5, 1.9, 1.9))}) == set()
 
 

@@ -30,7 +30,7 @@ from mindspeed_tune.hardware import ONE_RANK, Hardware
 from mindspeed_tune.journal import Journal
 from mindspeed_tune.kinds import kinds_of
 from mindspeed_tune.launch_command import LaunchCommand
-from mindspeed_tune.measure import APART, Measured, Measuring, apart, check_processors
+from mindspeed_tune.measure import APART, Measured, Measuring, apart, check_processors, ignored
 from mindspeed_tune.microbenchmarks import measure_speeds
 from mindspeed_tune.search_report import rank_correlation
 from mindspeed_tune.validity import Validity
@@ -118,6 +118,7 @@ def calibrate(
     from mindspeed_testing.worlds import run_world
 
     notes = [check_processors(command.world_size)] if platform in (None, "cpu") else []
+    notes += ignored(command.arguments)
     registry = Registry.discover()
     flags = known_flags(registry)
     smaller = {} if layers is None else {"--num-layers": layers}

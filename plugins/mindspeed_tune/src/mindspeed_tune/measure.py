@@ -28,7 +28,8 @@ STEPS, ROUNDS, MOST_ROUNDS = 3, 3, 6
 """Timed steps of a candidate in a round, and rounds: each of the others has its turn in between. Candidates
 that rounds do not tell apart get more of them, up to the last number."""
 REPEATED = 0.02
-"""A shortest step to which another round comes so close is known: further rounds would not move it."""
+"""A shortest step to which another round comes so close is known: where those of two neighbours are, further
+rounds would not move them."""
 APART = 0.10
 """Rounds that differ by more than this tell nothing of which candidate is faster."""
 _MEASURED, _RUNNING = "measured", "running.jsonl"
@@ -155,8 +156,8 @@ class Measuring:
             candidates: of one world size.
             rounds: of all of them.
             memory: measure the peak of memory too.
-            unsure: which candidates need another round; None for those that are neither apart from their
-                neighbours in the ranking nor known to be equal to them.
+            unsure: which candidates need another round; None for neighbours in the ranking that are neither
+                apart nor known to be equal.
         """
         found = self.measure(candidates, rounds, memory=memory)
         for more in range(rounds + 1, MOST_ROUNDS + 1):
@@ -275,6 +276,12 @@ def _reason(error: Any, limit: float) -> str:
     return f"rank {cause.rank}: {cause.reason.splitlines()[0]}"
 
 
+def ignored(arguments: Sequence[str]) -> list[str]:
+    """Return a note for folders of checkpoints in a command, which short runs and dry runs leave alone."""
+    found = [flag for flag in ("--load", "--save") if any(w.partition("=")[0] == flag for w in arguments)]
+    return [f"{' and '.join(found)}: ignored; nothing is read or written there"] if found else []
+
+
 def check_processors(world_size: int) -> str:
     """Return a note on the load where more processes are to be timed than there are free processors.
 
@@ -320,11 +327,18 @@ def equal(one: Measured, other: Measured) -> bool:
 
 
 def undecided(measured: Mapping[str, Measured]) -> set[str]:
-    """Return the candidates that further rounds may tell from a neighbour in the ranking."""
+    """Return the candidates that further rounds may tell from a neighbour in the ranking.
+
+    Both of a pair get them: a machine is faster in one minute than in another, and so would seem the one that
+    alone had more rounds.
+    """
     trained = {name: one for name, one in measured.items() if not one.failure}
-    ranked = sorted(trained, key=lambda name: trained[name].best)
-    close = {name for pair in pairwise(ranked) if equal(*(trained[name] for name in pair)) for name in pair}
-    return {name for name in close if trained[name].doubt > REPEATED}
+    found: set[str] = set()
+    for pair in pairwise(sorted(trained, key=lambda name: trained[name].best)):
+        one, other = (trained[name] for name in pair)
+        if equal(one, other) and max(one.doubt, other.doubt) > REPEATED:
+            found.update(pair)
+    return found
 
 
 def apart(measured: Mapping[str, Measured]) -> set[str]:

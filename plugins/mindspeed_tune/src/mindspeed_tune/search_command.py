@@ -70,7 +70,7 @@ def search_layouts(words: Sequence[str], options: Options, say: Any) -> dict[str
     from mindspeed_tune.hardware import ONE_RANK, read_hardware
     from mindspeed_tune.journal import Journal
     from mindspeed_tune.launch_command import read_command
-    from mindspeed_tune.measure import Measuring, check_processors
+    from mindspeed_tune.measure import Measuring, check_processors, ignored
     from mindspeed_tune.ranked import facts_of
     from mindspeed_tune.search import Search
     from mindspeed_tune.search_report import report_of
@@ -155,14 +155,6 @@ def refuse_inside_training() -> None:
             "a training runs in this process, and a search plans every rank by itself: start it once, "
             "outside of torchrun and of a training script"
         )
-
-
-def ignored(arguments: Sequence[str]) -> list[str]:
-    """Return a note for flags of the command that short runs and dry runs leave alone."""
-    found = [flag for flag in ("--load", "--save") if any(w.partition("=")[0] == flag for w in arguments)]
-    return (
-        [f"{' and '.join(found)}: ignored while searching; nothing is read or written there"] if found else []
-    )
 
 
 def searching(function: Any) -> Any:
