@@ -171,6 +171,30 @@ def test_more_processes_than_processors_are_refused_before_the_search():
     assert "4096 processes on" in told
 
 
+@pytest.mark.parametrize("command", ["search", "calibrate"])
+def test_ranks_of_several_nodes_are_not_timed_on_one(command, tmp_path):
+    options = {
+        "search": ["--tune-hardware", "h100", "--tune-refine", "short-runs"],
+        "calibrate": ["--tune-out", str(tmp_path / "mine.toml")],
+    }
+    launch = ["torchrun", "--nnodes", "2", "--nproc-per-node", "1", "-m", "mindspeed_core.train"]
+    code, told = invoke(command, *options[command], "--", *launch, *shlex.split(MODEL))
+    assert code == 1
+    assert "2 ranks on nodes of 1: short runs start all of them on this machine" in told
+    assert "--nnodes 1" in told
+    assert not (tmp_path / "mine.toml").exists()
+
+
+def test_a_report_of_several_nodes_is_not_measured_on_one(start, registry, tmp_path):
+    report = report_of(searched(registry, start))
+    report["command"] = shlex.split(f"torchrun --nnodes 2 --nproc-per-node 1 -m mindspeed_core.train {MODEL}")
+    path = tmp_path / "search.json"
+    path.write_text(json.dumps(report))
+    code, told = invoke("measure", str(path))
+    assert code == 1
+    assert "2 ranks on nodes of 1" in told
+
+
 def test_a_busy_machine_is_named_where_processes_are_timed(monkeypatch):
     monkeypatch.setattr("mindspeed_tune.threads.processors", lambda: 4)
     monkeypatch.setattr("os.getloadavg", lambda: (3.2, 0.0, 0.0))

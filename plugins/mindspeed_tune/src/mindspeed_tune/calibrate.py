@@ -30,7 +30,15 @@ from mindspeed_tune.hardware import ONE_RANK, Hardware
 from mindspeed_tune.journal import Journal
 from mindspeed_tune.kinds import kinds_of
 from mindspeed_tune.launch_command import LaunchCommand
-from mindspeed_tune.measure import APART, Measured, Measuring, apart, check_processors, ignored
+from mindspeed_tune.measure import (
+    APART,
+    Measured,
+    Measuring,
+    apart,
+    check_one_node,
+    check_processors,
+    ignored,
+)
 from mindspeed_tune.microbenchmarks import measure_speeds
 from mindspeed_tune.search_report import rank_correlation
 from mindspeed_tune.validity import Validity
@@ -113,10 +121,11 @@ def calibrate(
         say: takes lines about the progress.
 
     Raises:
-        UserError: nothing trains, or there are more ranks than processors.
+        UserError: nothing trains, there are more ranks than processors, or they are of several nodes.
     """
     from mindspeed_testing.worlds import run_world
 
+    check_one_node(command)
     notes = [check_processors(command.world_size)] if platform in (None, "cpu") else []
     notes += ignored(command.arguments)
     registry = Registry.discover()

@@ -282,6 +282,21 @@ def ignored(arguments: Sequence[str]) -> list[str]:
     return [f"{' and '.join(found)}: ignored; nothing is read or written there"] if found else []
 
 
+def check_one_node(command: LaunchCommand) -> None:
+    """Refuse to time ranks of several nodes: short runs start all of them on this machine.
+
+    Raises:
+        UserError: the launcher says that there are several nodes.
+    """
+    per_node = command.ranks_per_node
+    if per_node is not None and command.world_size > per_node:
+        raise UserError(
+            f"{command.world_size:,} ranks on nodes of {per_node}: short runs start all of them on this "
+            "machine, whose links are not those between nodes; time one node (--nnodes 1), and take links "
+            "between nodes from a file, calibrate's --tune-hardware FILE"
+        )
+
+
 def check_processors(world_size: int) -> str:
     """Return a note on the load where more processes are to be timed than there are free processors.
 

@@ -12,7 +12,14 @@ from mindspeed_core.registry import Registry
 from mindspeed_tune.candidate import Candidate
 from mindspeed_tune.journal import Journal
 from mindspeed_tune.launch_command import read_command
-from mindspeed_tune.measure import Measured, Measuring, check_processors, equal, ranked_by_time
+from mindspeed_tune.measure import (
+    Measured,
+    Measuring,
+    check_one_node,
+    check_processors,
+    equal,
+    ranked_by_time,
+)
 from mindspeed_tune.search_report import rank_correlation
 
 
@@ -36,9 +43,10 @@ def measured_report(
         say: takes lines about the progress.
 
     Raises:
-        UserError: nothing trains here, or there are more ranks than processors.
+        UserError: nothing trains here, there are more ranks than processors, or they are of several nodes.
     """
     command = read_command(report["command"])
+    check_one_node(command)
     busy = check_processors(command.world_size)
     candidates = [Candidate(row["settings"]) for row in report["top"][:trials]]
     facts = {"measured command": list(report["command"]), "ranks": command.world_size}

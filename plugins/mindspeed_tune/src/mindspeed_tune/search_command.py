@@ -70,7 +70,7 @@ def search_layouts(words: Sequence[str], options: Options, say: Any) -> dict[str
     from mindspeed_tune.hardware import ONE_RANK, read_hardware
     from mindspeed_tune.journal import Journal
     from mindspeed_tune.launch_command import read_command
-    from mindspeed_tune.measure import Measuring, check_processors, ignored
+    from mindspeed_tune.measure import Measuring, check_one_node, check_processors, ignored
     from mindspeed_tune.ranked import facts_of
     from mindspeed_tune.search import Search
     from mindspeed_tune.search_report import report_of
@@ -91,6 +91,7 @@ def search_layouts(words: Sequence[str], options: Options, say: Any) -> dict[str
     space = read_space(options.space, known_flags(registry))
     notes = []
     if options.refine == SHORT_RUNS:
+        check_one_node(command)
         notes.append(check_processors(command.world_size))
     strategy, cost = contributed(registry, options.strategy, options.cost)
     deadline = None if options.budget_minutes is None else time.monotonic() + 60 * options.budget_minutes
