@@ -24,6 +24,13 @@ def test_a_result_is_there_when_the_journal_is_opened_again(tmp_path):
         assert journal.remembered == 2
 
 
+def test_a_result_has_its_keys_in_the_same_order_again(tmp_path):
+    written(tmp_path, ("cell", "tp 2", {"matrix": 1.5, "bytes": 2.5}))
+    with Journal(tmp_path, FACTS) as journal:
+        # Sums over them would otherwise differ in their last digit, and so would the report.
+        assert list(journal.get("cell", "tp 2")) == ["matrix", "bytes"]
+
+
 def test_a_line_that_was_being_written_is_made_again(tmp_path):
     written(tmp_path, ("plan", "tp 2", 1), ("plan", "tp 4", 2))
     path = tmp_path / NAME
