@@ -44,7 +44,8 @@ def test_the_example_ends_with_measured_layouts(tmp_path):
     assert report["top"][0]["measured"] > 0
     assert report["prediction"]["compared"] == 2
     machine = read_hardware(str(tmp_path / "machine.toml"))
-    assert "data parallel" in machine.sources["device.fp32"]
+    # In so small a model operators are launched rather than computed: that number its runs tell.
+    assert "data parallel" in machine.sources["device.launch"]
     assert {path.name for path in tmp_path.iterdir()} >= {
         "search.html",
         "search.md",
