@@ -27,6 +27,7 @@ from mindspeed_tune.launch_command import read_command
 from mindspeed_tune.layout_space import ALGORITHM
 from mindspeed_tune.search import Search
 from mindspeed_tune.space_file import LIMITS, Space
+from mindspeed_tune.trust import SECONDS_APART
 from mindspeed_tune.warm_process import WarmProcess
 
 MODEL = (
@@ -64,6 +65,9 @@ SPACES = {
     "experts": (EXPERTS, {**PLAIN, TENSOR: (1,), EXPERT: (1, 2), EXPERT_TENSOR: (1,), PIPELINE: (1, 2)}),
 }
 
+RUN_DIRECTLY = {"interleaved": 0.01}
+"""Spaces in which some cells of so small a model do not agree, and by which part of the bytes at most."""
+
 
 @pytest.fixture(scope="module")
 def process():
@@ -93,8 +97,13 @@ def test_composed_numbers_are_those_of_a_dry_run_or_do_not_count(name, process, 
         search.run()
     assert search.ranked
     assert all(one.planned for one in search.ranked.values())
-    compared = list(search.trust.compared.values())
-    apart = [str(one) for one in compared if not one.agrees]
-    print("\n".join(map(str, compared)))
+    compared = search.trust.compared
+    print("\n".join(map(str, compared.values())))
     assert compared, search.unranked
-    assert apart == []
+    apart = {candidate: one for candidate, one in compared.items() if not one.agrees}
+    assert list(map(str, apart.values())) == [] or name in RUN_DIRECTLY
+    for candidate, one in apart.items():
+        assert abs(one.bytes) <= RUN_DIRECTLY[name]
+        assert abs(one.seconds) <= SECONDS_APART
+        # A search has found it out, and only members with dry runs of their own count.
+        assert "only its own dry run counts" in search.trust.why_not(search.ranked[candidate].candidate)
