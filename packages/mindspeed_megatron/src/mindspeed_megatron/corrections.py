@@ -56,6 +56,13 @@ CORRECTIONS: Mapping[str, Correction] = {
         "mindspeed_megatron.latent_attention",
         ("5a09832350d2", "dc41f4f402fb"),
     ),
+    "norm-without-query-rank": Correction(
+        "megatron.core.transformer.mla_qk_norm_config:QKNormConfigResolver._resolve_mla_qk_layernorm",
+        ">=0.19",
+        "It refuses --qk-layernorm without --q-lora-rank, which the local layers of megatron-core ask for.",
+        "mindspeed_megatron.latent_attention",
+        ("e090baf0edd0",),
+    ),
     "drops-by-position": Correction(
         "megatron.core.transformer.moe.moe_utils:apply_router_token_dropping",
         ">=0.15",
