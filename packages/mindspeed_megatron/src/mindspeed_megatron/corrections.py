@@ -70,6 +70,13 @@ CORRECTIONS: Mapping[str, Correction] = {
         "mindspeed_megatron.drop_policy",
         ("3e913ae04ce8", "f76a59c1642d"),
     ),
+    "norm-of-whole-experts": Correction(
+        "megatron.core.tensor_parallel.layers:param_is_not_tensor_parallel_duplicate",
+        "<0.19",
+        "The norm of gradients counts the biases of uncut experts on one tensor-parallel rank alone.",
+        "mindspeed_megatron.experts",
+        ("c3f073c447b1", "372967461cdd"),
+    ),
     "router-bias": Correction(
         "megatron.core.transformer.moe.router:Router.reset_parameters",
         "<0.16",

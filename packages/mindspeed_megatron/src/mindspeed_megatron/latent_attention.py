@@ -66,9 +66,9 @@ class LatentSelfAttention(MLASelfAttention):
     def _resolve_qk_norm_config(self, submodules: Any) -> Any:
         """Choose projections and norms; megatron-core asks since 0.19.
 
-        Queries that are not compressed have no norm here, and compressed keys keep theirs, as in every version
-        before. 0.19 refuses a specification with a norm for such queries, which its own local one has, and
-        without that norm it wants a linear of TransformerEngine.
+        Queries that are not compressed have no norm here, and compressed keys keep theirs, as in every
+        version before. 0.19 refuses a specification with a norm for such queries, which its own local one
+        has, and without that norm it wants a linear of TransformerEngine.
         """
         if self.config.q_lora_rank is not None or not self.config.qk_layernorm or self.config.qk_l2_norm:
             return super()._resolve_qk_norm_config(submodules)
