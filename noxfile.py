@@ -34,77 +34,80 @@ COMPAT = (
 SUITE = "0.16.1"
 """The megatron-core that the whole suite is held to, on every Python."""
 LEFT_OUT = {
-    "<0.16": (
-        # Pages and tables of flags describe the newest version.
-        "tests/docs",
-        "tests/core/test_flags.py::test_the_table_of_announced_flags_is_current_and_names_only_flags",
-        "packages/mindspeed_train/tests/host/test_megatron_lm_flags.py",
-        "packages/mindspeed_train/tests/host/test_config_flags.py",
-        # Options that 0.15 lacks or defines otherwise: l2 norm of query and key, predicted tokens, timers.
-        "packages/mindspeed_train/tests/host/test_model_arguments.py",
-        "packages/mindspeed_train/tests/host/test_models.py",
-        "packages/mindspeed_train/tests/host/test_flops.py",
-        "packages/mindspeed_train/tests/host/test_monitoring.py::test_a_timer_counts_milliseconds_per_step_and_starts_again",
-        # Without TransformerEngine 0.15 cannot write the optimizer layout of these checkpoints.
-        "packages/mindspeed_train/tests/host/test_checkpoint_megatron_lm.py",
-        # The gate of shared experts is a flag since 0.16.
-        "plugins/mindspeed_moe/tests/test_gated_shared_experts.py",
-        # Layer specifications name the router since 0.16.
-        "packages/mindspeed_megatron/tests/megatron/test_layer_spec.py::test_the_session_knows_the_roles_that_were_sought_and_replaced",
-        "plugins/mindspeed_moe/tests/test_routers.py",
-        "plugins/mindspeed_moe/tests/test_sliced_layers.py",
-        *(
-            f"plugins/mindspeed_moe/tests/test_moe_features.py::test_{name}"
-            for name in (
-                "what_routers_cannot_do_is_refused_with_the_way_out",
-                "a_loss_that_depends_on_the_layout_is_noted",
-                "every_host_takes_the_routers",
-                "scenarios[moe-device-losses",
-                "scenarios[moe-fix-router",
-                "scenarios[moe-ampipe",
-            )
+    "<0.16": {
+        "Pages and tables of flags describe the newest version.": (
+            "tests/docs",
+            "tests/core/test_flags.py::test_the_table_of_announced_flags_is_current_and_names_only_flags",
+            "packages/mindspeed_train/tests/host/test_megatron_lm_flags.py",
+            "packages/mindspeed_train/tests/host/test_config_flags.py",
         ),
-        # 0.15 neither offloads parts of a layer nor splits long sequences alone.
-        "plugins/mindspeed_pp/tests/test_pp_features.py::test_newer_schedules_of_megatron_core",
-        "packages/mindspeed_megatron/tests/megatron/test_activation_offload.py",
-        "plugins/mindspeed_memory/tests/test_memory_refusals.py::test_other_offloading_in_megatron_lm",
-        "plugins/mindspeed_memory/tests/test_memory_refusals.py::test_what_drops_results_goes_with_offloading",
-        # Sequences split over ranks shift predicted tokens in a function that gets the batch since 0.16.
-        "plugins/mindspeed_cp/tests/test_context_parallel.py::test_every_proof_holds[context-parallel-predictions",
-        "plugins/mindspeed_cp/tests/test_checkpoints.py::test_predictions_replace_the_shift",
-        "plugins/mindspeed_cp/tests/test_split_models.py::test_predictions_of_further_tokens",
-        # Cut over tensor-parallel ranks, gated layers start with other weights in 0.15.
-        "plugins/mindspeed_cp/tests/test_checkpoints.py::test_attention_drops_the_same_weights_in_every_layout",
-        "packages/mindspeed_megatron/tests/library/test_around_the_program.py::test_the_plain_script_trains_the_same_on_two_processes",
-        # The made-up Megatron-LM is that of core_v0.16.1.
-        "packages/mindspeed_megatron/tests/megatron_lm_host/test_adapted",
-        "plugins/mindspeed_tune/tests/test_planned_commands.py::test_a_script_of_megatron_lm",
-        # 0.15 cannot reduce the gradient of a weight that a recomputed layer reads beside its own.
-        "packages/mindspeed_megatron/tests/megatron/test_parameter_gather.py::test_a_weight_that_is_read_outside_its_modules_call",
-        "packages/mindspeed_megatron/tests/megatron/test_parameter_gather.py::test_waiting_",
-        # Corrections of Megatron-FSDP are those of 0.16.
-        "packages/mindspeed_train/tests/host/test_megatron_fsdp.py",
-    ),
-    ">=0.17": (
-        # Pages and tables of flags describe the megatron-core of the suite.
-        "tests/docs",
-        "tests/core/test_flags.py::test_the_table_of_announced_flags_is_current_and_names_only_flags",
-        # The class that these compare with was dropped in 0.17.
-        "packages/mindspeed_megatron/tests/megatron/test_expert_weights.py::test_a_checkpoint_gets_what_megatron_cores_class_writes",
-        "packages/mindspeed_megatron/tests/megatron/test_expert_weights.py::test_shapes_marks_and_activation_are_those_of_megatron_cores_class",
-        # The residual stream keeps its dtype between stages since 0.17, without our correction.
-        "packages/mindspeed_train/tests/host/test_parallelism.py::test_without_us_pipeline_stages_disagree",
-    ),
-    ">=0.19": (
-        # The norm counts the biases of experts without our correction; 0.17 and 0.18 were not tried.
-        "packages/mindspeed_train/tests/host/test_moe.py::test_without_us_the_gradient_norm_lacks_the_biases",
-    ),
-    ">=0.18": (
-        # Megatron-FSDP is refused: its corrections are those for the class of 0.16 and 0.17.
-        "packages/mindspeed_train/tests/host/test_megatron_fsdp.py",
-    ),
+        "0.15 lacks options or defines them otherwise: l2 norm, predicted tokens, timers.": (
+            "packages/mindspeed_train/tests/host/test_model_arguments.py",
+            "packages/mindspeed_train/tests/host/test_models.py",
+            "packages/mindspeed_train/tests/host/test_flops.py",
+            "packages/mindspeed_train/tests/host/test_monitoring.py::test_a_timer_counts_milliseconds_per_step_and_starts_again",
+        ),
+        "Without TransformerEngine 0.15 cannot write the optimizer layout of these checkpoints.": (
+            "packages/mindspeed_train/tests/host/test_checkpoint_megatron_lm.py",
+        ),
+        "The gate of shared experts is a flag since 0.16.": (
+            "plugins/mindspeed_moe/tests/test_gated_shared_experts.py",
+        ),
+        "Layer specifications name the router since 0.16.": (
+            "packages/mindspeed_megatron/tests/megatron/test_layer_spec.py::test_the_session_knows_the_roles_that_were_sought_and_replaced",
+            "plugins/mindspeed_moe/tests/test_routers.py",
+            "plugins/mindspeed_moe/tests/test_sliced_layers.py",
+            "plugins/mindspeed_moe/tests/test_moe_features.py::test_what_routers_cannot_do_is_refused_with_the_way_out",
+            "plugins/mindspeed_moe/tests/test_moe_features.py::test_a_loss_that_depends_on_the_layout_is_noted",
+            "plugins/mindspeed_moe/tests/test_moe_features.py::test_every_host_takes_the_routers",
+            "plugins/mindspeed_moe/tests/test_moe_features.py::test_scenarios[moe-device-losses",
+            "plugins/mindspeed_moe/tests/test_moe_features.py::test_scenarios[moe-fix-router",
+            "plugins/mindspeed_moe/tests/test_moe_features.py::test_scenarios[moe-ampipe",
+        ),
+        "0.15 neither offloads parts of a layer nor splits long sequences alone.": (
+            "plugins/mindspeed_pp/tests/test_pp_features.py::test_newer_schedules_of_megatron_core",
+            "packages/mindspeed_megatron/tests/megatron/test_activation_offload.py",
+            "plugins/mindspeed_memory/tests/test_memory_refusals.py::test_other_offloading_in_megatron_lm",
+            "plugins/mindspeed_memory/tests/test_memory_refusals.py::test_what_drops_results_goes_with_offloading",
+        ),
+        "Sequences split over ranks shift predicted tokens by a function that gets the batch since 0.16.": (
+            "plugins/mindspeed_cp/tests/test_context_parallel.py::test_every_proof_holds[context-parallel-predictions",
+            "plugins/mindspeed_cp/tests/test_checkpoints.py::test_predictions_replace_the_shift",
+            "plugins/mindspeed_cp/tests/test_split_models.py::test_predictions_of_further_tokens",
+        ),
+        "Cut over tensor-parallel ranks, gated layers start with other weights in 0.15.": (
+            "plugins/mindspeed_cp/tests/test_checkpoints.py::test_attention_drops_the_same_weights_in_every_layout",
+            "packages/mindspeed_megatron/tests/library/test_around_the_program.py::test_the_plain_script_trains_the_same_on_two_processes",
+        ),
+        "The made-up Megatron-LM is that of core_v0.16.1.": (
+            "packages/mindspeed_megatron/tests/megatron_lm_host/test_adapted",
+            "plugins/mindspeed_tune/tests/test_planned_commands.py::test_a_script_of_megatron_lm",
+        ),
+        "0.15 cannot reduce the gradient of a weight that a recomputed layer reads beside its own.": (
+            "packages/mindspeed_megatron/tests/megatron/test_parameter_gather.py::test_a_weight_that_is_read_outside_its_modules_call",
+            "packages/mindspeed_megatron/tests/megatron/test_parameter_gather.py::test_waiting_",
+        ),
+        "Corrections of Megatron-FSDP are those of 0.16.": (
+            "packages/mindspeed_train/tests/host/test_megatron_fsdp.py",
+        ),
+    },
+    ">=0.17": {
+        "Pages and tables of flags describe the megatron-core of the suite.": (
+            "tests/docs",
+            "tests/core/test_flags.py::test_the_table_of_announced_flags_is_current_and_names_only_flags",
+        ),
+        "The class that these compare with was dropped in 0.17.": (
+            "packages/mindspeed_megatron/tests/megatron/test_expert_weights.py::test_a_checkpoint_gets_what_megatron_cores_class_writes",
+            "packages/mindspeed_megatron/tests/megatron/test_expert_weights.py::test_shapes_marks_and_activation_are_those_of_megatron_cores_class",
+        ),
+    },
+    ">=0.18": {
+        "Megatron-FSDP is refused: its corrections are those for the class of 0.16 and 0.17.": (
+            "packages/mindspeed_train/tests/host/test_megatron_fsdp.py",
+        ),
+    },
 }
-"""Tests that other megatron-cores than that of the suite are not held to, by version."""
+"""Tests that other megatron-cores than that of the suite are not held to, by version and reason."""
 TRITON = ("triton>=3.4; platform_system == 'Linux'", "liger-kernel>=0.8; platform_system == 'Linux'")
 """For kernels of mindspeed-kernels, and those that it calls; a torch that is built for CUDA brings Triton."""
 THREADS = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
@@ -307,14 +310,15 @@ def touch_points(session: nox.Session) -> None:
     session.run("python", str(ROOT / "tools" / "touch_points.py"), *found)
 
 
-def left_out_with(megatron_core: str) -> list[str]:
-    """Return the tests that a megatron-core is not held to."""
-    return [
-        name
-        for versions, names in LEFT_OUT.items()
+def left_out_with(megatron_core: str) -> dict[str, str]:
+    """Return the tests that a megatron-core is not held to, each with the reason."""
+    return {
+        name: reason
+        for versions, reasons in LEFT_OUT.items()
         if megatron_core in SpecifierSet(versions)
+        for reason, names in reasons.items()
         for name in names
-    ]
+    }
 
 
 @nox.session
@@ -327,5 +331,6 @@ def compat(session: nox.Session, megatron_core: str) -> None:
     constraints.write_text(f"torch==2.13.0\nmegatron-core=={megatron_core}\n{older}")
     install_for_tests(session, constraints=str(constraints))
     left_out = left_out_with(megatron_core)
+    session.log("left out:\n" + "\n".join(f"{name}: {reason}" for name, reason in left_out.items()))
     options = [option for name in left_out for option in ("--deselect", name)]
     session.run("pytest", *SIDE_BY_SIDE, *options, *session.posargs, env=THREADS)

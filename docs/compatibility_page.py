@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
+from pathlib import Path
 
 from tables import code, codes, table
 
@@ -85,6 +87,8 @@ def compatibility_page(registry: Registry) -> str:
         "",
         *correction_section(),
         "",
+        *left_out_section(),
+        "",
         *field_section(),
         "",
         *own_memory_section(),
@@ -133,6 +137,30 @@ def correction_section() -> list[str]:
         "A test fails when a recorded version has another source, so that a correction ends with its fault.",
         "",
         *table(("function", "versions with the fault", "fault", "corrected in"), rows),
+    ]
+
+
+def left_out_section() -> list[str]:
+    """List the tests that other megatron-cores than that of the suite are not held to, with the reasons."""
+    noxfile = Path(__file__).resolve().parents[1] / "noxfile.py"
+    (left_out,) = (
+        ast.literal_eval(node.value)
+        for node in ast.parse(noxfile.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LEFT_OUT"
+    )
+    rows = [
+        (code(versions), reason, code(name.removeprefix("packages/").removeprefix("plugins/")))
+        for versions, reasons in left_out.items()
+        for reason, names in reasons.items()
+        for name in names
+    ]
+    return [
+        "## Tests that are left out",
+        "",
+        "`nox -s compat` runs the suite on other megatron-cores without these; a name is the beginning of",
+        "all that are left out.",
+        "",
+        *table(("megatron-core", "reason", "tests"), rows),
     ]
 
 

@@ -772,7 +772,7 @@ def crowd(count, rng):
     for index, name in enumerate(names):
         earlier = names[max(0, index - 20) : index]
         requires = tuple(Requirement(feature=n) for n in rng.sample(earlier, min(2, len(earlier))))
-        patches = (Patch(f"m:{name}", "m:g", "no other way", versions="megatron-core>=0.15,<0.17"),)
+        patches = (Patch(f"m:{name}", "m:g", "no other way", versions="megatron-core>=0.15"),)
         flags = (Flag(f"--{name}"), Flag(f"--{name}-size", type=int))
         declared.append(feature(name, requires=requires, patches=patches, flags=flags))
     return declared, Namespace(**dict.fromkeys(names, True))

@@ -17,6 +17,7 @@ from mindspeed_kernels.modules.core_attention import place_attention
 from mindspeed_kernels.modules.norm import FusedRMSNorm, place_rms_norm
 from mindspeed_kernels.modules.rope import with_fused_rotation
 from mindspeed_megatron.plain_norm import PlainNorm
+from mindspeed_megatron.spec_forms import as_spec
 
 
 class Placements:
@@ -129,9 +130,9 @@ def test_an_mlp_with_the_fused_activation_equals_one_without(groups, bias):
         "add_bias_linear": bias,
     }
     group = parallel_state.get_tensor_model_parallel_group()
-    spec = block().layer_specs[0].submodules.mlp.submodules
+    spec = as_spec(block().layer_specs[0].submodules.mlp).submodules
     plain = mlp(config(**options), spec, group)
-    placed = place_swiglu(Placements(), block()).layer_specs[0].submodules.mlp.submodules
+    placed = as_spec(place_swiglu(Placements(), block()).layer_specs[0].submodules.mlp).submodules
     fused = mlp(use_activation_modules(config(**options)), placed, group)
     fused.load_state_dict(plain.state_dict())
     assert isinstance(fused.activation_func, FusedSwiGLU)

@@ -10,6 +10,7 @@ from trained import set_up
 
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_megatron.layer_spec import SpecEditor
+from mindspeed_megatron.spec_forms import as_spec
 from mindspeed_pp.engine import Engine, EngineState
 from mindspeed_pp.plan import Plan
 from mindspeed_pp.registry import rule_named
@@ -25,7 +26,7 @@ class Whole:
 def without_splittable_linears():
     with set_up() as run:
         spec = get_gpt_layer_local_spec()
-        attention, dense = spec.submodules.self_attention, spec.submodules.mlp
+        attention, dense = spec.submodules.self_attention, as_spec(spec.submodules.mlp)
         attention.submodules.linear_qkv = attention.submodules.linear_proj = Whole
         dense.submodules.linear_fc1 = dense.submodules.linear_fc2 = Whole
         editor = SpecEditor(spec, owner="acme-whole")

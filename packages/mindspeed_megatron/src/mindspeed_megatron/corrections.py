@@ -56,12 +56,26 @@ CORRECTIONS: Mapping[str, Correction] = {
         "mindspeed_megatron.latent_attention",
         ("5a09832350d2", "dc41f4f402fb"),
     ),
+    "norm-without-query-rank": Correction(
+        "megatron.core.transformer.mla_qk_norm_config:QKNormConfigResolver._resolve_mla_qk_layernorm",
+        ">=0.19",
+        "It refuses --qk-layernorm without --q-lora-rank, which the local layers of megatron-core ask for.",
+        "mindspeed_megatron.latent_attention",
+        ("e090baf0edd0",),
+    ),
     "drops-by-position": Correction(
         "megatron.core.transformer.moe.moe_utils:apply_router_token_dropping",
         ">=0.15",
         "Experts keep the first tokens by a sort that is not stable.",
         "mindspeed_megatron.drop_policy",
         ("3e913ae04ce8", "f76a59c1642d"),
+    ),
+    "norm-of-whole-experts": Correction(
+        "megatron.core.tensor_parallel.layers:param_is_not_tensor_parallel_duplicate",
+        "<0.19",
+        "The norm of gradients counts the biases of uncut experts on one tensor-parallel rank alone.",
+        "mindspeed_megatron.experts",
+        ("c3f073c447b1", "372967461cdd"),
     ),
     "router-bias": Correction(
         "megatron.core.transformer.moe.router:Router.reset_parameters",

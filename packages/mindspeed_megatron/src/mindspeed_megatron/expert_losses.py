@@ -32,6 +32,7 @@ from megatron.core.transformer.moe.moe_utils import (
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
+from mindspeed_megatron.row_counts import count_rows
 from mindspeed_megatron.step_tokens import StepTokens
 from mindspeed_megatron.unwrap import unwrap
 
@@ -52,9 +53,12 @@ def weigh_expert_losses(session: Session, model: Iterable[Any]) -> None:
         model: chunks, wrapped or not.
     """
     for chunk in model:
-        for module in unwrap(chunk).modules():
+        modules = list(unwrap(chunk).modules())
+        layers = {id(module.router): module for module in modules if hasattr(module, "router")}
+        for module in modules:
             if isinstance(module, TopKRouter) and not hasattr(getattr(module, _ATTACH), "weight"):
-                _correct(session, module)
+                dispatcher = getattr(layers.get(id(module)), "token_dispatcher", None)
+                _correct(session, module, count_rows(session, _OWNER, dispatcher))
 
 
 def expert_loss_weight(router: TopKRouter, tokens: int) -> Tensor | float:
@@ -72,7 +76,7 @@ def expert_loss_weight(router: TopKRouter, tokens: int) -> Tensor | float:
     return float(tokens * router.tp_cp_group.size()) if router.config.calculate_per_token_loss else 1.0
 
 
-def _correct(session: Session, router: Any) -> None:
+def _correct(session: Session, router: Any, may_choose_fewer: Callable[[bool], None]) -> None:
     per_token = router.config.calculate_per_token_loss
     plain = getattr(type(router), _ATTACH)
     says_opposite = "needs_dp_avg" in signature(TopKRouter.attach_and_log_load_balancing_loss).parameters
@@ -173,6 +177,7 @@ def _correct(session: Session, router: Any) -> None:
         samples[0] = logits.shape[1]
         probs, routing_map = plain_routing(self, logits, *rest, **named)
         mask = rest[0] if rest else named.get("padding_mask")
+        may_choose_fewer(mask is not None)
         if mask is None:
             return probs, routing_map
         tokens = ~mask.reshape(-1, 1)

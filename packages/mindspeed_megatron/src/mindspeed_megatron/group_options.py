@@ -17,6 +17,8 @@ NAMES = (
     *("dp", "dp_cp", "intra_dp_cp", "cp", "hcp", "mp", "tp", "pp", "embd", "pos_embd"),
     *("tp_dp_cp", "tp_dp", "tp_cp", "ep", "ep_tp", "tp_ep_mp", "tp_ep_pp", "ep_dp", "intra_ep_dp"),
     *("inter_ep_dp", "intra_dist_opt_instance"),
+    # Since 0.19.
+    *("gtp_remat", "expt_gtp_remat", "tp_ep_gtp_remat_pp"),
 )
 """Names under which megatron-core asks for options."""
 

@@ -1,7 +1,8 @@
 """Multi-latent attention on megatron-core's own layers.
 
 Its keys are wider than its values, which megatron-core's plain attention supports in everything but its
-constructor and the width of its result; and one gradient of it is incomplete under tensor parallelism.
+constructor and the width of its result; one gradient of it is incomplete under tensor parallelism; and newer
+versions refuse the norm of compressed keys where queries are not compressed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from megatron.core.tensor_parallel.mappings import (
     scatter_to_sequence_parallel_region,
 )
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import Tensor
 from torch.nn import Module
@@ -60,6 +62,23 @@ class LatentSelfAttention(MLASelfAttention):
             self.linear_kv_down_proj.register_forward_hook(self._complete)
         if self.config.sequence_parallel:
             self.linear_kv_up_proj.register_forward_pre_hook(_with_contiguous_rows)
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> Any:
+        """Choose projections and norms; megatron-core asks since 0.19.
+
+        Queries that are not compressed have no norm here, and compressed keys keep theirs, as in every
+        version before. 0.19 refuses a specification with a norm for such queries, which its own local one
+        has, and without that norm it wants a linear of TransformerEngine.
+        """
+        if self.config.q_lora_rank is not None or not self.config.qk_layernorm or self.config.qk_l2_norm:
+            return super()._resolve_qk_norm_config(submodules)
+        return {
+            "linear_q_proj": submodules.linear_q_proj,
+            "linear_q_up_proj": IdentityOp,
+            "linear_kv_up_proj": submodules.linear_kv_up_proj,
+            "q_layernorm": IdentityOp,
+            "kv_layernorm": submodules.kv_layernorm,
+        }
 
     def _complete(self, linear: Module, inputs: Any, result: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
         """Turn ``[s, b, (kv+p)/tp]`` into ``[s, b, kv+p]``, or ``[s/tp, b, kv+p]`` when cut.

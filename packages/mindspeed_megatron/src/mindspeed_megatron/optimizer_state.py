@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.optimizer import optimizer as optimizer_module
 from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE, DistributedOptimizer
 from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 
@@ -108,9 +109,11 @@ def _load_parts(optimizer: MegatronOptimizer, found: list[Any], state: Any) -> N
 
 @contextmanager
 def groups_told_apart(optimizer: MegatronOptimizer, state: Any = None) -> Iterator[None]:
-    """Let megatron-core find the groups of ``--decoupled-lr`` again in this block.
+    """Let megatron-core find the groups of ``--decoupled-lr`` again in this block, and those of other rates.
 
-    Since 0.16 the entries by which it looks for a saved group are the same for them and for others.
+    Since 0.16 the entries by which it looks for a saved group are the same for them and for others. Since
+    0.19 rates and weight decays are among these entries, so that a run with others would find none: its
+    groups take those of the saved ones, which a load gives them anyway.
 
     Args:
         optimizer: the optimizer.
@@ -123,12 +126,28 @@ def groups_told_apart(optimizer: MegatronOptimizer, state: Any = None) -> Iterat
     for group in (*live, *saved):
         if "default_config" in group:
             group["is_decoupled_lr"] = not group["default_config"]
+    _take_saved_rates(live, saved)
     try:
         yield
     finally:
         for group, mark in zip((group for inner in found for group in inner.param_groups), before):
             if mark is not None:
                 group["is_decoupled_lr"] = mark
+
+
+def _take_saved_rates(live: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
+    """Give each group the rates of the saved group that holds its parameters."""
+    kinds = optimizer_chain.IDENTIFIERS
+    structure = (*kinds, "is_expert_parallel")
+    rates = [key for key in optimizer_module.param_group_identifier_keys if key not in structure]
+    for group in live if rates else ():
+        alike = [other for other in saved if all(other.get(key) == group.get(key) for key in kinds)]
+        # Under another layout experts may have been in one group with the others.
+        alike.sort(key=lambda other: other.get(structure[-1]) != group.get(structure[-1]))
+        if alike:
+            for key in rates:
+                group.pop(key, None)
+            group.update({key: alike[0][key] for key in rates if key in alike[0]})
 
 
 def without_absent(optimizer: MegatronOptimizer, state: Any, held: Collection[str]) -> Any:

@@ -27,6 +27,7 @@ from mindspeed_megatron.hosts.megatron_lm.session import refuse_at_once
 from mindspeed_megatron.hosts.megatron_lm.without_te import apply_defaults
 
 ROOT = Path(__file__).resolve().parents[4]
+TRAINING = Path("megatron") / "training"
 FROM_PLUGINS = ("flash-attn", "fused-rmsnorm", "fused-swiglu", "profile")
 
 
@@ -171,12 +172,23 @@ def test_a_default_that_was_given_is_left_alone():
     assert changed == []
 
 
-def test_without_a_checkout_the_import_fails_with_one_sentence():
+@pytest.fixture
+def searched(monkeypatch):
+    """The module path as the doctor sees it, without what newer megatron-cores bring."""
+    places = [place for place in sys.path if not (Path(place) / TRAINING).exists()]
+    monkeypatch.setattr(checkout, "sys", SimpleNamespace(path=places))
+    monkeypatch.delenv(checkout.VARIABLE, raising=False)
+    return places
+
+
+def test_without_a_checkout_the_import_fails_with_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "megatron.training", None)
     with pytest.raises(ImportError, match="no Megatron-LM checkout is importable"):
         checkout.require()
 
 
 def test_a_missing_package_of_the_checkout_is_named(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "megatron.training", raising=False)
     package = tmp_path / "megatron" / "training"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import six_of_a_kind\n")
@@ -220,18 +232,33 @@ def test_a_restart_that_would_read_no_arguments_again_is_refused():
         refuse_at_once(restarting, (), again=True)
 
 
-def test_the_doctor_sees_the_checkout_and_what_it_imports(tmp_path, monkeypatch):
-    monkeypatch.delenv(checkout.VARIABLE, raising=False)
+def test_the_doctor_sees_the_checkout_and_what_it_imports(tmp_path, monkeypatch, searched):
     assert checkout.findings()[0].severity == ERROR
     (tmp_path / "megatron" / "training").mkdir(parents=True)
     (tmp_path / "megatron" / "training" / "arguments.py").touch()
     monkeypatch.setenv(checkout.VARIABLE, str(tmp_path))
     assert checkout.findings()[0].severity == NOTE
-    monkeypatch.syspath_prepend(str(tmp_path))
+    searched.insert(0, str(tmp_path))
     monkeypatch.delenv(checkout.VARIABLE)
     assert checkout.findings()[0].severity == OK
     monkeypatch.setattr(checkout, "PACKAGES", {"no_such_package": "no-such-package", "os": "os"})
     assert checkout.findings()[1].remedy == "pip install no-such-package"
+
+
+def test_what_megatron_core_brings_is_no_checkout(tmp_path, monkeypatch, searched):
+    site, tree = tmp_path / "site", tmp_path / "tree"
+    for place in (site, tree):
+        (place / TRAINING).mkdir(parents=True)
+        (place / TRAINING / "arguments.py").touch()
+    brought = SimpleNamespace(locate_file=lambda name: site / name)
+    monkeypatch.setattr(checkout, "distribution", lambda name: brought)
+    searched.append(str(site))
+    assert "brings megatron.training" in checkout.findings()[0].observed
+    monkeypatch.setenv(checkout.VARIABLE, str(tree))
+    assert checkout.findings()[0].severity == NOTE
+    monkeypatch.delenv(checkout.VARIABLE)
+    searched.insert(0, str(tree))
+    assert checkout.findings()[0].observed == f"{tree} is on the module path"
 
 
 @pytest.mark.parametrize("name", ["save", "load", "pretrained_checkpoint"])

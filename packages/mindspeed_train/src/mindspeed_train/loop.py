@@ -128,6 +128,10 @@ def _evaluate(run: Run, log: RunLog, split: str) -> None:
     log.validation(run.iteration, losses, split)
 
 
+IMMORTAL = 5_000
+"""More objects than those that live for ever, which since Python 3.12 any collection counts as frozen."""
+
+
 @contextmanager
 def _setup_left_out_of_collections() -> Iterator[None]:
     """Keep what exists before the first step out of garbage collections.
@@ -137,7 +141,7 @@ def _setup_left_out_of_collections() -> Iterator[None]:
     writers. Where the imports are left out already, as in workers of a supervisor, they stay so: there is one
     set of frozen objects in a process.
     """
-    if gc.get_freeze_count():
+    if gc.get_freeze_count() > IMMORTAL:
         yield
         return
     gc.freeze()

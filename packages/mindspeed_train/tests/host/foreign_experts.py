@@ -15,7 +15,7 @@ class StackedExperts(MegatronModule):
 
     marked = True
 
-    def __init__(self, num_local_experts, config, pg_collection=None):
+    def __init__(self, num_local_experts, config, pg_collection=None, **further):
         super().__init__(config)
 
         def draw():

@@ -1,7 +1,10 @@
 """Every layout trains like one process: losses, all gradients, parameters after five steps."""
 
+from contextlib import nullcontext
+
 import pytest
 
+from mindspeed_megatron.corrections import holds
 from mindspeed_testing.worlds import WorldError
 
 THOROUGH = pytest.mark.thorough
@@ -110,7 +113,8 @@ def test_a_residual_stream_in_float32_follows_float32(mindspeed_equivalence):
 def test_without_us_pipeline_stages_disagree_about_the_dtype_of_the_residual_stream(mindspeed_equivalence):
     residual = (*LLAMA, "--bf16", "--fp32-residual-connection", *PP2)
     # What a stage reads from memory of another dtype is wrong, or no number at all.
-    with pytest.raises((AssertionError, WorldError), match=r"gradients of step|(is|holds) (nan|inf)"):
+    wrong = pytest.raises((AssertionError, WorldError), match=r"gradients of step|(is|holds) (nan|inf)")
+    with wrong if holds("residual-dtype") else nullcontext():
         mindspeed_equivalence(
             residual,
             LLAMA,

@@ -38,7 +38,7 @@ def train_twice_with_other_features():
     class Look:
         @hookimpl(wrapper=True)
         def train_step(self):
-            uncollected.append(gc.get_freeze_count() > 0)
+            uncollected.append(gc.get_freeze_count() > loop.IMMORTAL)
             return (yield)
 
     def train(*flags):
@@ -64,7 +64,7 @@ def train_twice_with_other_features():
         ):
             session.args.run_dir = folder
             loop.train(session)
-        uncollected.append(gc.get_freeze_count() > 0)
+        uncollected.append(gc.get_freeze_count() > loop.IMMORTAL)
 
     # The fork server left its imports out of collections.
     look()

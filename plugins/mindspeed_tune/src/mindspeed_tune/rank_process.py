@@ -19,6 +19,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from mindspeed_megatron.hosts.megatron_lm.checkout import find_checkout, is_brought
 from mindspeed_tune.launch_command import MODULE, TRAIN
 
 DELIVERED, EXPLAINED, FAILED = "record", "explained", "failed"
@@ -107,9 +108,18 @@ def _train(arguments: list[str]) -> None:
 
 def _adapt(probe: Any) -> None:
     """Let a Megatron-LM script run through the adaptor, whether it imports it or not."""
-    if find_spec("megatron.training") is not None:
-        # The host asks who is there before it chooses what to intercept.
-        import_module("mindspeed_core.megatron_adaptor").install(extra_plugins=(probe,))
+    if find_spec("megatron.training") is None:
+        return
+    try:
+        adaptor = import_module("mindspeed_core.megatron_adaptor")
+    except ImportError:
+        place = find_checkout()
+        if place is None or not is_brought(place):
+            raise
+        # A script that does not use what megatron-core brings does not need what that imports.
+        return
+    # The host asks who is there before it chooses what to intercept.
+    adaptor.install(extra_plugins=(probe,))
 
 
 def _set_place(job: Mapping[str, Any], given: Mapping[str, str]) -> None:

@@ -50,6 +50,10 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 "--tensor-model-parallel-size",
                 "--batch-size --warmup --model-parallel-size",
             ),
+            "the experts that it chose are in megatron-core before 0.17 alone": (
+                "use --moe-grouped-gemm",
+                "--moe-use-legacy-grouped-gemm",
+            ),
             "an obsolete way to lay out experts": (
                 "use --expert-tensor-parallel-size 1",
                 "--moe-extended-tp",

@@ -1,4 +1,7 @@
-"""The Megatron-LM checkout: whether it can be imported, and what it needs that is not installed."""
+"""The Megatron-LM checkout: whether it can be imported, and what it needs that is not installed.
+
+Since 0.17 megatron-core from PyPI brings ``megatron.training`` too, without the scripts.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import ast
 import os
 import sys
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -63,7 +67,7 @@ def require() -> None:
         if error.name in ("megatron", "megatron.training"):
             raise ImportError(
                 "mindspeed_core.megatron_adaptor: no Megatron-LM checkout is importable; add it to "
-                "PYTHONPATH (megatron-core from PyPI has no megatron.training), or use mindspeed-train",
+                "PYTHONPATH (megatron-core has megatron.training since 0.17), or use mindspeed-train",
                 name=error.name,
             ) from None
         brings = PACKAGES.get(name, name)
@@ -89,13 +93,28 @@ def takes_settings(pretrain: object) -> bool:
 
 
 def find_checkout() -> Path | None:
-    """Return the checkout that scripts would import: on the module path, or named by ``MEGATRON_LM_PATH``."""
+    """Return the folder whose ``megatron.training`` scripts would import.
+
+    It is on the module path, or named by ``MEGATRON_LM_PATH``, which comes before what megatron-core brings.
+    """
     named = os.environ.get(VARIABLE, "")
-    for path in (*sys.path, *([named] if named else [])):
-        candidate = Path(path or ".")
-        if (candidate / "megatron" / "training" / "arguments.py").is_file():
-            return candidate
-    return None
+    places = [Path(path or ".") for path in (*sys.path, *([named] if named else []))]
+    found = [place for place in places if (place / "megatron" / "training" / "arguments.py").is_file()]
+    if found and named and is_brought(found[0]):
+        return found[-1]
+    return found[0] if found else None
+
+
+def is_brought(place: Path) -> bool:
+    """Return whether the ``megatron.training`` of a folder is that of the installed megatron-core.
+
+    It has it since 0.17: that it can be imported says nothing of a checkout.
+    """
+    try:
+        brought = Path(str(distribution("megatron-core").locate_file("megatron/training")))
+    except PackageNotFoundError:
+        return False
+    return (place / "megatron" / "training").resolve() == brought.resolve()
 
 
 def mixture() -> str:
@@ -152,6 +171,9 @@ def findings() -> list[Finding]:
     elif str(checkout) == os.environ.get(VARIABLE, ""):
         remedy = f"PYTHONPATH={checkout} where the scripts do not lie in the checkout"
         found.append(Finding(NOTE, "Megatron-LM", f"{VARIABLE} names {checkout}", remedy))
+    elif is_brought(checkout):
+        version = installed_version("megatron-core")
+        found.append(Finding(OK, "Megatron-LM", f"megatron-core {version} brings megatron.training"))
     else:
         found.append(Finding(OK, "Megatron-LM", f"{checkout} is on the module path"))
     mixed = mixture()

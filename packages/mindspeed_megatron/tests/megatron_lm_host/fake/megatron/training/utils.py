@@ -1,11 +1,10 @@
 """Facts about the device and the pipeline, and the parts of a batch that a rank gets."""
 
-import torch
-from megatron.core import mpu
-from megatron.core.utils import get_batch_on_this_cp_rank
-from megatron.training.global_vars import get_args
+from inspect import signature
 
-__all__ = ["get_batch_on_this_cp_rank"]
+import torch
+from megatron.core import mpu, utils
+from megatron.training.global_vars import get_args
 
 _DTYPES = {
     "tokens": torch.int64,
@@ -23,6 +22,14 @@ def get_device_arch_version():
 def is_first_or_last_pipeline_stage(vp_stage):
     place = {} if vp_stage is None else {"ignore_virtual": False, "vp_stage": vp_stage}
     return mpu.is_pipeline_first_stage(**place) or mpu.is_pipeline_last_stage(**place)
+
+
+def get_batch_on_this_cp_rank(batch):
+    split = utils.get_batch_on_this_cp_rank
+    if "is_hybrid_cp" not in signature(split).parameters:
+        return split(batch)
+    # Since 0.19 megatron-core splits over all ranks where it is not told the group.
+    return split(batch, is_hybrid_cp=False, cp_group=mpu.get_context_parallel_group())
 
 
 def get_batch_on_this_tp_rank(data_iterator, mtp_on_this_rank=False):
