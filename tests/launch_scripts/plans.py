@@ -114,7 +114,8 @@ def main(arguments: Sequence[str]) -> int:
     """Plan scripts, print a line for each and keep its outcome."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sources", nargs="*", choices=(*checked_lines.SOURCES, []), help="whose scripts")
-    parser.add_argument("--part", default="1/1", help="K/N: every N-th script, from the K-th on")
+    parser.add_argument("--part", default="1/1", help="K/N: every N-th of them, from the K-th on")
+    parser.add_argument("--only", default="", help="a script with these letters in its name")
     parser.add_argument("--platform", default="fake", choices=RECORDS, help="the dry run")
     parser.add_argument("--ranks", default=KINDS, help="ranks to plan; by default one of every kind")
     parser.add_argument("--partners", action="store_true", help="compare all calls with another member's")
@@ -124,7 +125,8 @@ def main(arguments: Sequence[str]) -> int:
     number, count = map(int, args.part.split("/"))
     name = RECORDS[args.platform]
     found = plannable(args.sources or tuple(checked_lines.SOURCES))
-    chosen = found[number - 1 :: count]
+    chosen = [one for one in found if any(args.only in script.name for script in one.scripts)]
+    chosen = chosen[number - 1 :: count]
     names = {one.key: [f"{script.source}:{script.name}" for script in one.scripts] for one in found}
     with WarmProcess(args.platform, args.parallel, LIMIT) as process:
         for one in chosen:

@@ -268,6 +268,15 @@ def test_layers_of_a_chunk_follow_from_one_and_two_of_them(runner):
             assert counted.work[name] == pytest.approx(numbers)
 
 
+def test_replicas_that_are_compared_agree_and_are_gathered_as_ever(runner):
+    flags = "--tensor-model-parallel-size 2 --qk-layernorm --test-mode --global-batch-size 16"
+    model = MODEL.replace("RMSNorm", "LayerNorm")
+    runner.command = read_command(f"mindspeed-train --fake-world-size 8 {model} {flags}".split(), {})
+    [record] = runner.run([0])
+    gathering = [call for call in record.calls if call.operation == "all_gather"]
+    assert {record.groups[call.group].ranks.size for call in gathering} == {2, 4}
+
+
 def test_a_later_stage_whose_gradients_are_exchanged_behind_the_passes_is_planned(runner):
     flags = f"{LAYOUT} --overlap-grad-reduce --overlap-param-gather --global-batch-size 16"
     model = MODEL.replace("--num-layers 6", "--num-layers 8")

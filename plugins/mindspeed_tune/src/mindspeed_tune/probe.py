@@ -196,7 +196,7 @@ class Probe:
         return result
 
     def _wanted(self, chunks: list[Any]) -> list[tuple[int, dict[str, int]]]:
-        """Return micro-batches and layers of every pass; of several the largest comes first."""
+        """Return micro-batches and layers of every pass; the first one is compared with other ranks'."""
         config = self._run.config
         reason = layer_kinds.exact_because(config, chunks)
         wanted: list[dict[str, int]] = [{}]
@@ -211,7 +211,7 @@ class Probe:
             numbers = schedules.numbers(
                 layout, stages, stage, self._microbatches, size, all_layers=len(wanted) == 1
             )
-        found = [(number, first) for number in numbers] + [(numbers[-1], layers) for layers in others]
+        found = [(number, first) for number in numbers] + [(min(numbers), layers) for layers in others]
         return found[:1] if self.options.only_order else found
 
     def _counting_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:

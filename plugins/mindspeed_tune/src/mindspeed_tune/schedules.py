@@ -69,7 +69,7 @@ def numbers(
     *,
     all_layers: bool = False,
 ) -> list[int]:
-    """Return the numbers of micro-batches to run so that every number of a step follows, the largest first.
+    """Return the numbers of micro-batches to run, from which every number of a step follows.
 
     The first one is the same on all ranks, whose calls of it are compared.
 
@@ -85,10 +85,12 @@ def numbers(
     if layout.pp == 1 or layout.vpp == 1:
         return [microbatches] if microbatches <= most else [most, least]
     # Interleaved stages that are alike differ in what is in flight, which takes two numbers to tell.
-    several = [one for one in stages if stages.count(one) > 1]
-    if microbatches < least or (microbatches == least and not several):
+    alike = stages.count(stages[stage]) > 1
+    if microbatches < least:
         return [microbatches]
-    if microbatches == most and all_layers and stages[stage] not in several:
+    if microbatches == least:
+        return [least, most] if alike else [least]
+    if microbatches == most and all_layers and not alike:
         return [most]
     return [most, least]
 

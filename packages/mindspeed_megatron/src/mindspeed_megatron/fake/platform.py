@@ -124,6 +124,7 @@ class DryRun(StoragePhases, Platform):
 
     def patches(self) -> Sequence[Patch]:
         """Return the patches of the device, and those of a world without peers and values."""
+        from mindspeed_megatron.fake.agreement import agreeing_ranks
         from mindspeed_megatron.fake.balanced import routing_of
         from mindspeed_megatron.fake.stages import told_shapes
         from mindspeed_megatron.fake.tensors import STORAGE_COPY, ShapesOnly, reading_patches, swap_patch
@@ -143,6 +144,7 @@ class DryRun(StoragePhases, Platform):
             routing,
             STORAGE_COPY,
             swap_patch(self._mode),
+            agreeing_ranks(self.answers),
             *reading_patches(self.answers),
             told_shapes(self._answering, self._crossing),
         )
