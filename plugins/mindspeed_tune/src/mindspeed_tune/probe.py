@@ -120,7 +120,7 @@ class Probe:
             kind="wrap",
         )
         session.ledger.apply([backward], owner="plan")
-        with self._work:
+        with self._work, session.platform.shortcut(self._work):
             result: StepResult = yield  # type: ignore[assignment]
         storage.mark_run(run)
         storage.end_phase()

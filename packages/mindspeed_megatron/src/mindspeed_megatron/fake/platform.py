@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from mindspeed_core.run import Run
     from mindspeed_megatron.backend_contracts import BackendContract
     from mindspeed_megatron.fake.answers import Answers
+    from mindspeed_megatron.fake.shortcut import Shortcut
     from mindspeed_megatron.fake.tensors import AnsweringMode
     from mindspeed_megatron.instruments.communication import CommunicationLog
+    from mindspeed_megatron.instruments.work_counter import WorkCounter
 
 _WORLD = "--fake-world-size"
 _RANK = "--fake-rank"
@@ -183,6 +185,12 @@ class DryRun(StoragePhases, Platform):
         )
         self._computing.enter_context(shapes_only(self._mode, self._answering))
         self._computing.enter_context(self.storage)
+
+    def shortcut(self, work: WorkCounter) -> Shortcut:
+        """Return the mode that does at once what the session's modes and this counter behind them do."""
+        from mindspeed_megatron.fake.shortcut import Shortcut
+
+        return Shortcut(self._mode, self._answering, self.storage, work)
 
     def contracts(self) -> Sequence[BackendContract]:
         """Return the rules of the backends that would serve the launch; every call must keep them."""

@@ -71,7 +71,7 @@ class _Made:
 
 
 @dataclass(frozen=True)
-class _Results:
+class Results:
     """Results of a call.
 
     Attributes:
@@ -83,10 +83,15 @@ class _Results:
     made: tuple[_Made, ...]
 
     def again(self, args: Sequence[Any]) -> Any:
-        """Make the results of another call with such arguments."""
+        """Make the results of another call with such arguments; no mode may be active."""
         if self.container is None:
             return self.made[0].again(args)
         return self.container(one.again(args) for one in self.made)
+
+    def new(self, result: Any) -> list[torch.Tensor]:
+        """Return those of the results that are neither arguments nor views of them."""
+        listed = (result,) if self.container is None else result
+        return [one for one, how in zip(listed, self.made) if how.argument is None]
 
 
 class Remembered:
@@ -95,7 +100,7 @@ class Remembered:
     def __init__(self, mode: FakeTensorMode) -> None:
         """Begin with nothing."""
         self._mode = mode
-        self._known: dict[Any, _Results | None] = {}
+        self._known: dict[Any, Results | None] = {}
         self._operations: dict[Any, bool] = {}
         self._attributes: dict[torch.device, Mapping[str, object]] = {}
 
@@ -115,10 +120,14 @@ class Remembered:
                 return None
         return tuple(found)
 
-    def results(self, key: tuple[Any, ...], args: Sequence[Any]) -> Any:
-        """Make the results of a call once more; None where it is not known."""
-        found = self._known.get(key)
-        return None if found is None else found.again(args)
+    def find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Results | None:
+        """Return what is known of the results of a call; None where it has to run."""
+        key = self.key(func, args, kwargs)
+        return None if key is None else self._known.get(key)
+
+    def known(self, key: tuple[Any, ...]) -> Results | None:
+        """Return what is known of the results of a call by its key."""
+        return self._known.get(key)
 
     def remember(
         self, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
@@ -155,7 +164,7 @@ class Remembered:
                 return False
         return True
 
-    def _results(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> _Results | None:
+    def _results(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Results | None:
         container = type(result) if type(result) in (list, tuple) else None
         listed = tuple(result) if container else (result,)
         if not listed or not all(map(_is_made, listed)):
@@ -172,7 +181,7 @@ class Remembered:
         # Without a tensor among the arguments, a device may be the current one.
         if aliased or unsure or not given:
             return None
-        found = _Results(container, tuple(made))
+        found = Results(container, tuple(made))
         again = found.again(args)
         return found if all(map(_alike, again if container else (again,), listed)) else None
 

@@ -48,27 +48,29 @@ class ShapesOnly(FakeTensorMode):
     Attributes:
         made_once: tensors that a process would make once and keep, by a key of whoever makes them; a dry run
             has its own, which end with it.
+        remembered: shapes of results of operations that ran before.
     """
 
     def __init__(self) -> None:
         """Accept tensors with values beside those without."""
         super().__init__(allow_non_fake_inputs=True)
         self.made_once: dict[object, torch.Tensor] = {}
-        self._remembered = Remembered(self)
+        self.remembered = Remembered(self)
 
     def dispatch(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operation on shapes, one that ran before from what is remembered of it."""
         given = dict(kwargs or {})
-        key = self._remembered.key(func, args, given)
+        key = self.remembered.key(func, args, given)
         if key is None:
             return super().dispatch(func, types, args, given)
-        found = self._remembered.results(key, args)
-        if found is None:
-            found = super().dispatch(func, types, args, given)
-            self._remembered.remember(key, args, given, found)
-        return found
+        known = self.remembered.known(key)
+        if known is not None:
+            return known.again(args)
+        result = super().dispatch(func, types, args, given)
+        self.remembered.remember(key, args, given, result)
+        return result
 
     @property
     def avoid_device_init(self) -> bool:
@@ -98,6 +100,10 @@ class AnsweringMode(TorchDispatchMode):
             yield
         finally:
             self._arriving = None
+
+    def has_own_shape(self, func: Any) -> bool:
+        """Return whether an operation is given a shape here, in the place of its own."""
+        return func in self._shapes
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -57,6 +57,11 @@ class TensorBytes(TorchDispatchMode):
         """Start a new peak at what is alive now."""
         self.peak = self.alive
 
+    @property
+    def is_paused(self) -> bool:
+        """Return whether what is created now is left out."""
+        return self._paused > 0
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out what is created inside the context: what the measurement itself allocates."""
@@ -130,6 +135,11 @@ class TensorBytes(TorchDispatchMode):
             if key not in self._sizes and key not in self._foreign:
                 self._follow(storage, tensor)
         return result
+
+    def made(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Follow the storages of tensors that were made out of sight."""
+        for tensor in tensors:
+            self._follow(tensor.untyped_storage(), tensor)
 
     def _follow(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
         self._allocated(storage, tensor)

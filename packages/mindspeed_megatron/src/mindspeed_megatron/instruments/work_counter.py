@@ -64,10 +64,14 @@ class WorkCounter(Observer):
             return device_of(args[0])
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        self.ran(func, args, kwargs, result)
+        return result
+
+    def ran(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Count an operator that has run under the current key."""
         if (self.key or self._key_of) and computes(func):
             key = self.key if self._key_of is None else self._key_of()
             add_work(self.work.setdefault(key, Counter()), func, args, kwargs, result)
-        return result
 
     def add_attention(self, dtype: str, flops: int) -> None:
         """Count attention that ran out of sight under the current key."""

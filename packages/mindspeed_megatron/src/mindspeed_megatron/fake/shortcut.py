@@ -1,0 +1,69 @@
+"""One step for an operation that ran before, in the place of four modes that pass it on.
+
+In a dry run an operation goes through the counter of work, the tracker of storages, the mode that answers and
+the one that makes tensors; passing it on takes most of the time. Where all that is known of an operation is
+shapes that are remembered, the outermost mode does what they would do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from mindspeed_megatron.fake.known import forget
+from mindspeed_megatron.fake.tensors import AnsweringMode, ShapesOnly
+from mindspeed_megatron.instruments.memory import DEVICE, device_of
+from mindspeed_megatron.instruments.storage import StorageTracker
+from mindspeed_megatron.instruments.work_counter import WorkCounter
+
+
+class Shortcut(TorchDispatchMode):
+    """Does what the modes of a dry run do, at once; entered behind all of them.
+
+    With any other mode among them it passes everything on.
+    """
+
+    def __init__(
+        self, shapes: ShapesOnly, answering: AnsweringMode, storage: StorageTracker, work: WorkCounter
+    ) -> None:
+        """Stand for these modes, which were entered in this order."""
+        super().__init__()
+        self._modes = (shapes, answering, storage, work)
+        self._alone = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled in a dry run, and asking takes as long as an answer.
+        return False
+
+    def __enter__(self) -> Shortcut:
+        """Begin, where no other mode is between them."""
+        self._alone = {*map(id, _get_current_dispatch_mode_stack())} == {*map(id, self._modes)}
+        super().__enter__()
+        return self
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Make the results of an operation, or pass it on."""
+        first: Any = args[0] if args else None
+        if func is DEVICE:
+            return first.device if first.__class__ is FakeTensor else device_of(first)
+        kwargs = kwargs or {}
+        shapes, answering, storage, work = self._modes
+        # What becomes of floating-point numbers is never known; of others, values may be.
+        if not (self._alone and first.__class__ is FakeTensor and first.dtype.is_floating_point):
+            return func(*args, **kwargs)
+        found = None if answering.has_own_shape(func) else shapes.remembered.find(func, args, kwargs)
+        if found is None or storage.is_paused:
+            return func(*args, **kwargs)
+        with torch._C._DisableTorchDispatch():
+            result = found.again(args)
+        if func._schema.is_mutable:
+            forget(first)
+        storage.made_by(func, found.new(result))
+        work.ran(func, args, kwargs, result)
+        return result
