@@ -77,10 +77,12 @@ class Results:
     Attributes:
         container: list or tuple; None for one tensor.
         made: the tensors.
+        floating: all of them have floating-point numbers, of which no values are ever known.
     """
 
     container: type[list[Any]] | type[tuple[Any, ...]] | None
     made: tuple[_Made, ...]
+    floating: bool
 
     def again(self, args: Sequence[Any]) -> Any:
         """Make the results of another call with such arguments; no mode may be active."""
@@ -178,10 +180,11 @@ class Remembered:
             place.argument is not None and not place.same and given[_storage(one)] > 1
             for one, place in zip(listed, made)
         )
-        # Without a tensor among the arguments, a device may be the current one.
-        if aliased or unsure or not given:
+        # Without a tensor among the arguments, the device may be the current one.
+        placed = bool(given) or getattr(kwargs.get("device"), "type", None) == "cpu"
+        if aliased or unsure or not placed:
             return None
-        found = Results(container, tuple(made))
+        found = Results(container, tuple(made), all(one.dtype.is_floating_point for one in made))
         again = found.again(args)
         return found if all(map(_alike, again if container else (again,), listed)) else None
 

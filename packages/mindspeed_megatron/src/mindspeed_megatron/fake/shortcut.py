@@ -54,16 +54,18 @@ class Shortcut(TorchDispatchMode):
             return first.device if first.__class__ is FakeTensor else device_of(first)
         kwargs = kwargs or {}
         shapes, answering, storage, work = self._modes
-        # What becomes of floating-point numbers is never known; of others, values may be.
-        if not (self._alone and first.__class__ is FakeTensor and first.dtype.is_floating_point):
+        known = self._alone and not storage.is_paused and not answering.has_own_shape(func)
+        found = shapes.remembered.find(func, args, kwargs) if known else None
+        if found is None:
             return func(*args, **kwargs)
-        found = None if answering.has_own_shape(func) else shapes.remembered.find(func, args, kwargs)
-        if found is None or storage.is_paused:
+        # What floating-point numbers become is never known; of others, values may be.
+        if first.__class__ is FakeTensor and first.dtype.is_floating_point:
+            if func._schema.is_mutable:
+                forget(first)
+        elif func._schema.is_mutable or not found.floating:
             return func(*args, **kwargs)
         with torch._C._DisableTorchDispatch():
             result = found.again(args)
-        if func._schema.is_mutable:
-            forget(first)
         storage.made_by(func, found.new(result))
         work.ran(func, args, kwargs, result)
         return result
