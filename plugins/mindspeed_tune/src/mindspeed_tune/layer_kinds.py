@@ -58,10 +58,12 @@ def exact_because(config: Any, chunks: Sequence[Any]) -> str:
     if getattr(config, "heterogeneous_block_specs", False):
         return "every layer is of a kind of its own"
     for block in _blocks(chunks):
-        shapes: dict[str, object] = {}
-        for kind, layer in zip(_kinds_in(config, block), block.layers):
-            if shapes.setdefault(kind, _signature(layer)) != _signature(layer):
+        for kind, layers in _by_kind(config, block).items():
+            if len({*map(_signature, layers)}) > 1:
                 return f"layers of kind {kind!r} differ from each other"
+            changed = [_changed_parts(layer) for layer in layers]
+            if len({*changed[1:]}) > 1 and len({*changed[:-1]}) > 1:
+                return f"features treat some layers of kind {kind!r} unlike the others"
     return ""
 
 
@@ -100,7 +102,8 @@ def only_layers(config: Any, chunks: Sequence[Any], layers: Mapping[str, int]) -
     """Run only some layers of each kind inside the context; yield the parameters of the others.
 
     All of them stay built, so that what a rank keeps is what it keeps. No number runs all layers; otherwise
-    every chunk runs its share.
+    every chunk runs its share: the first layers of each kind, or the last ones where a feature treats the
+    last one unlike the others, so that layers beyond one are alike.
     """
     import torch
 
@@ -108,13 +111,14 @@ def only_layers(config: Any, chunks: Sequence[Any], layers: Mapping[str, int]) -
     skipped: list[Any] = []
     try:
         for block in _blocks(chunks) if layers else ():
-            left, kept = {kind: count // len(chunks) for kind, count in layers.items()}, []
-            for kind, layer in zip(_kinds_in(config, block), block.layers):
-                if left.get(kind, 0):
-                    left[kind] -= 1
-                    kept.append(layer)
-                else:
-                    skipped += list(layer.parameters())
+            running: set[int] = set()
+            for kind, alike in _by_kind(config, block).items():
+                share = layers.get(kind, 0) // len(chunks)
+                last_apart = len({*map(_changed_parts, alike[1:])}) > 1
+                chosen = alike[len(alike) - share :] if last_apart else alike[:share]
+                running |= {id(layer) for layer in chosen}
+            kept = [layer for layer in block.layers if id(layer) in running]
+            skipped += [p for layer in block.layers if id(layer) not in running for p in layer.parameters()]
             changed.append((block, block.layers, block.num_layers_per_pipeline_rank))
             block.layers = torch.nn.ModuleList(kept)
             block.num_layers_per_pipeline_rank = len(kept)
@@ -136,6 +140,24 @@ def _blocks(chunks: Iterable[Any]) -> Iterator[Any]:
 def _kinds_in(config: Any, block: Any) -> list[str]:
     kinds = layer_kinds(config)
     return [kinds[layer.layer_number - 1] for layer in block.layers]
+
+
+def _by_kind(config: Any, block: Any) -> dict[str, list[Any]]:
+    """Return the layers of a block by kind, in order."""
+    found: dict[str, list[Any]] = {}
+    for kind, layer in zip(_kinds_in(config, block), block.layers):
+        found.setdefault(kind, []).append(layer)
+    return found
+
+
+def _changed_parts(layer: Any) -> frozenset[tuple[object, ...]]:
+    """Return what features changed in a layer: methods of its modules that are its own, and switches."""
+    return frozenset(
+        (name, attribute, value if isinstance(value, bool) else None)
+        for name, module in layer.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, bool) or callable(value)
+    )
 
 
 def _signature(layer: Any) -> tuple[object, ...]:
