@@ -128,7 +128,9 @@ def launch_scripts_page(registry: Registry) -> str:
         "A script does not say how many devices it is for: it is planned on whole machines of eight Ascend",
         "910B3 (64 GiB) or H100 (80 GiB), as few as its sizes and its batch divide into. Where the fullest",
         "rank needs more than its device has, the plan is refused with what is missing: with more ranks,",
-        "what data parallelism shards takes less.",
+        "what data parallelism shards takes less. These plans are made with the kernels of CPUs, which keep",
+        "more than those of the device where a feature has none for CPUs (flash attention without its flag,",
+        "products that communicate).",
         "",
     ]
     rows = (
