@@ -276,6 +276,8 @@ def test_layers_of_a_chunk_follow_from_one_and_two_of_them(runner):
         ("--recompute-activation-function --recompute-activation-function-num-layers 1", True),
         ("--recompute-activation-function --recompute-activation-function-num-layers 2", False),
         ("--swap-attention --use-flash-attn --recompute-num-layers 2", False),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 9", True),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 4", False),
     ],
 )
 def test_layers_that_features_treat_unlike_others_are_counted_as_they_are(runner, flags, reduced):

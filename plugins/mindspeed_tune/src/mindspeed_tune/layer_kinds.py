@@ -52,8 +52,9 @@ def exact_because(config: Any, chunks: Sequence[Any]) -> str:
     """Return why all layers of a model have to run; empty where two of each kind tell everything."""
     if getattr(config, "recompute_granularity", None) == "full":
         if config.recompute_method == "block":
-            return "--recompute-method block treats the first layers of a stage unlike the others"
-        if config.recompute_num_layers != 1:
+            if any(map(_recomputes_some, _blocks(chunks))):
+                return "--recompute-method block treats the first layers of a stage unlike the others"
+        elif config.recompute_num_layers != 1:
             return "--recompute-num-layers above 1 joins layers"
     if getattr(config, "heterogeneous_block_specs", False):
         return "every layer is of a kind of its own"
@@ -140,6 +141,11 @@ def _blocks(chunks: Iterable[Any]) -> Iterator[Any]:
 def _kinds_in(config: Any, block: Any) -> list[str]:
     kinds = layer_kinds(config)
     return [kinds[layer.layer_number - 1] for layer in block.layers]
+
+
+def _recomputes_some(block: Any) -> bool:
+    """Return whether ``--recompute-method block`` computes some layers of a block again, and others not."""
+    return 0 < (block.config.recompute_num_layers or 0) < len(block.layers)
 
 
 def _by_kind(config: Any, block: Any) -> dict[str, list[Any]]:
