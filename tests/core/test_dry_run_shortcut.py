@@ -44,6 +44,8 @@ def run(shortcut, other=None):
     with ExitStack() as stack:
         stack.enter_context(shapes_only(shapes, answering))
         stack.enter_context(storage)
+        if shortcut == "both":
+            stack.enter_context(Shortcut(shapes, answering, storage))
         stack.enter_context(other or nullcontext())
         stack.enter_context(work)
         if shortcut:
@@ -57,7 +59,7 @@ def run(shortcut, other=None):
 
 
 def test_bytes_origins_and_work_are_the_same():
-    assert run(True) == run(False)
+    assert run(True) == run("both") == run(False)
 
 
 def test_another_mode_among_them_sees_every_operation():

@@ -272,7 +272,6 @@ def test_layers_of_a_chunk_follow_from_one_and_two_of_them(runner):
 @pytest.mark.parametrize(
     ("flags", "reduced"),
     [
-        ("--swap-attention --use-flash-attn", True),
         ("--recompute-activation-function --recompute-activation-function-num-layers 1", True),
         ("--recompute-activation-function --recompute-activation-function-num-layers 2", False),
         ("--swap-attention --use-flash-attn --recompute-num-layers 2", False),

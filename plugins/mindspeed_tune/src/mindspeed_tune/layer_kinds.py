@@ -49,7 +49,11 @@ def stages_of(config: Any, chunks: int) -> tuple[Stage, ...]:
 
 
 def exact_because(config: Any, chunks: Sequence[Any]) -> str:
-    """Return why all layers of a model have to run; empty where two of each kind tell everything."""
+    """Return why all layers of a model have to run; empty where two of each kind tell everything.
+
+    A model's last layer, of which features that offload leave out what its backward needs at once, counts like
+    those before it.
+    """
     if getattr(config, "recompute_granularity", None) == "full":
         if config.recompute_method == "block":
             if any(map(_recomputes_some, _blocks(chunks))):
@@ -62,8 +66,8 @@ def exact_because(config: Any, chunks: Sequence[Any]) -> str:
         for kind, layers in _by_kind(config, block).items():
             if len({*map(_signature, layers)}) > 1:
                 return f"layers of kind {kind!r} differ from each other"
-            changed = [_changed_parts(layer) for layer in layers]
-            if len({*changed[1:]}) > 1 and len({*changed[:-1]}) > 1:
+            behind = layers[1:-1] if block.post_process else layers[1:]
+            if len({*map(_changed_parts, behind)}) > 1:
                 return f"features treat some layers of kind {kind!r} unlike the others"
     return ""
 
@@ -103,8 +107,7 @@ def only_layers(config: Any, chunks: Sequence[Any], layers: Mapping[str, int]) -
     """Run only some layers of each kind inside the context; yield the parameters of the others.
 
     All of them stay built, so that what a rank keeps is what it keeps. No number runs all layers; otherwise
-    every chunk runs its share: the first layers of each kind, or the last ones where a feature treats the
-    last one unlike the others, so that layers beyond one are alike.
+    every chunk runs its share, the first layers of each kind.
     """
     import torch
 
@@ -112,14 +115,13 @@ def only_layers(config: Any, chunks: Sequence[Any], layers: Mapping[str, int]) -
     skipped: list[Any] = []
     try:
         for block in _blocks(chunks) if layers else ():
-            running: set[int] = set()
-            for kind, alike in _by_kind(config, block).items():
-                share = layers.get(kind, 0) // len(chunks)
-                last_apart = len({*map(_changed_parts, alike[1:])}) > 1
-                chosen = alike[len(alike) - share :] if last_apart else alike[:share]
-                running |= {id(layer) for layer in chosen}
-            kept = [layer for layer in block.layers if id(layer) in running]
-            skipped += [p for layer in block.layers if id(layer) not in running for p in layer.parameters()]
+            left, kept = {kind: count // len(chunks) for kind, count in layers.items()}, []
+            for kind, layer in zip(_kinds_in(config, block), block.layers):
+                if left.get(kind, 0):
+                    left[kind] -= 1
+                    kept.append(layer)
+                else:
+                    skipped += list(layer.parameters())
             changed.append((block, block.layers, block.num_layers_per_pipeline_rank))
             block.layers = torch.nn.ModuleList(kept)
             block.num_layers_per_pipeline_rank = len(kept)

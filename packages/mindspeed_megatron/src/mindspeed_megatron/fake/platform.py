@@ -174,6 +174,7 @@ class DryRun(StoragePhases, Platform):
 
     def start(self, session: OpeningSession) -> None:
         """Compute in shapes alone from now on."""
+        from mindspeed_megatron.fake.shortcut import Shortcut
         from mindspeed_megatron.fake.tensors import shapes_only
         from mindspeed_megatron.instruments.communication import count_communication
         from mindspeed_megatron.instruments.storage import StorageTracker
@@ -185,6 +186,7 @@ class DryRun(StoragePhases, Platform):
         )
         self._computing.enter_context(shapes_only(self._mode, self._answering))
         self._computing.enter_context(self.storage)
+        self._computing.enter_context(Shortcut(self._mode, self._answering, self.storage))
 
     def shortcut(self, work: WorkCounter) -> Shortcut:
         """Return the mode that does at once what the session's modes and this counter behind them do."""

@@ -19,6 +19,8 @@ from mindspeed_megatron.instruments.memory import DEVICE, device_of
 from mindspeed_megatron.instruments.storage import StorageTracker
 from mindspeed_megatron.instruments.work_counter import WorkCounter
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
 
 class Shortcut(TorchDispatchMode):
     """Does what the modes of a dry run do, at once; entered behind all of them.
@@ -27,11 +29,15 @@ class Shortcut(TorchDispatchMode):
     """
 
     def __init__(
-        self, shapes: ShapesOnly, answering: AnsweringMode, storage: StorageTracker, work: WorkCounter
+        self,
+        shapes: ShapesOnly,
+        answering: AnsweringMode,
+        storage: StorageTracker,
+        work: WorkCounter | None = None,
     ) -> None:
-        """Stand for these modes, which were entered in this order."""
+        """Stand for these modes, which were entered in this order, and for another one that does."""
         super().__init__()
-        self._modes = (shapes, answering, storage, work)
+        self._shapes, self._answering, self._storage, self._work = shapes, answering, storage, work
         self._alone = False
 
     @classmethod
@@ -41,7 +47,9 @@ class Shortcut(TorchDispatchMode):
 
     def __enter__(self) -> Shortcut:
         """Begin, where no other mode is between them."""
-        self._alone = {*map(id, _get_current_dispatch_mode_stack())} == {*map(id, self._modes)}
+        own = (self._shapes, self._answering, self._storage, self._work)
+        entered = [mode for mode in _get_current_dispatch_mode_stack() if not isinstance(mode, Shortcut)]
+        self._alone = {*map(id, entered)} == {id(mode) for mode in own if mode is not None}
         super().__enter__()
         return self
 
@@ -53,9 +61,14 @@ class Shortcut(TorchDispatchMode):
         if func is DEVICE:
             return first.device if first.__class__ is FakeTensor else device_of(first)
         kwargs = kwargs or {}
-        shapes, answering, storage, work = self._modes
-        known = self._alone and not storage.is_paused and not answering.has_own_shape(func)
-        found = shapes.remembered.find(func, args, kwargs) if known else None
+        storage = self._storage
+        known = (
+            self._alone
+            and torch._C._get_dispatch_mode(_FAKE) is self._shapes
+            and not storage.is_paused
+            and not self._answering.has_own_shape(func)
+        )
+        found = self._shapes.remembered.find(func, args, kwargs) if known else None
         if found is None:
             return func(*args, **kwargs)
         # What floating-point numbers become is never known; of others, values may be.
@@ -67,5 +80,6 @@ class Shortcut(TorchDispatchMode):
         with torch._C._DisableTorchDispatch():
             result = found.again(args)
         storage.made_by(func, found.new(result))
-        work.ran(func, args, kwargs, result)
+        if self._work is not None:
+            self._work.ran(func, args, kwargs, result)
         return result
