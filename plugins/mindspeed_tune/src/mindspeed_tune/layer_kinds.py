@@ -51,8 +51,8 @@ def stages_of(config: Any, chunks: int) -> tuple[Stage, ...]:
 def exact_because(config: Any, chunks: Sequence[Any]) -> str:
     """Return why all layers of a model have to run; empty where two of each kind tell everything.
 
-    A model's last layer, of which features that offload leave out what its backward needs at once, counts like
-    those before it.
+    A model's last layer, of which features that offload leave out what its backward needs at once, counts
+    like those before it.
     """
     if getattr(config, "recompute_granularity", None) == "full":
         if config.recompute_method == "block":
