@@ -25,7 +25,8 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 class Shortcut(TorchDispatchMode):
     """Does what the modes of a dry run do, at once; entered behind all of them.
 
-    With any other mode among them it passes everything on.
+    With any other mode among them it passes everything on, and operations of a device's own library always:
+    what is counted or checked of those stays where it is.
     """
 
     def __init__(
