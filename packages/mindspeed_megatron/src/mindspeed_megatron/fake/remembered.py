@@ -61,7 +61,7 @@ class _Made:
             if self.same:
                 return of
             empty = _empty_strided((0,), (1,), dtype=self.dtype, device=_META)
-            empty.set_(of.untyped_storage(), self.offset, self.shape, self.stride)  # type: ignore[call-overload]
+            empty.set_(of.untyped_storage(), self.offset, self.shape, self.stride)
         # As its class makes it, without the checks of what does not change.
         made = torch.Tensor._make_subclass(
             FakeTensor, empty, False, dispatch_device=True, device_for_backend_keys=self.device
