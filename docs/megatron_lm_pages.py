@@ -113,7 +113,7 @@ def megatron_lm_stages_page(registry: Registry) -> str:
 def launch_scripts_page(registry: Registry) -> str:
     """The launch scripts of other projects that start as they are, and why the others do not."""
     sources = json.loads((ROOT / "tests" / "launch_scripts" / "accepted.json").read_text(encoding="utf-8"))
-    planned, trained = (_good_scripts(f"{name}.json") for name in ("planned", "trained"))
+    planned, trained = (_outcomes(f"{name}.json") for name in ("planned", "trained"))
     lines = [
         "# Launch scripts of other projects",
         "",
@@ -125,6 +125,13 @@ def launch_scripts_page(registry: Registry) -> str:
         "world, and a tiny twin of it that trains three steps like one process without features. The columns",
         "count the scripts for which they were run as they are now, and found nothing wrong.",
         "",
+        "A script does not say how many devices it is for: it is planned on whole machines of eight Ascend",
+        "910B3 (64 GiB) or H100 (80 GiB), as few as its sizes and its batch divide into. Where the fullest",
+        "rank needs more than its device has, the plan is refused with what is missing: with more ranks,",
+        "what data parallelism shards takes less. These plans are made with the kernels of CPUs, which keep",
+        "more than those of the device where a feature has none for CPUs (flash attention without its flag,",
+        "products that communicate).",
+        "",
     ]
     rows = (
         (
@@ -133,21 +140,27 @@ def launch_scripts_page(registry: Registry) -> str:
             each["before"],
             len(each["accepted"]),
             number - len(each["refused_in_scripts"]),
-            sum(f"{source}:{name}" in planned for name in each["accepted"]),
-            sum(f"{source}:{name}" in trained for name in each["accepted"]),
+            *(
+                sum(found.get(f"{source}:{name}", {}).get("verdict") == verdict for name in each["accepted"])
+                for found, verdict in ((planned, "ok"), (planned, "lacks"), (trained, "ok"))
+            ),
         )
         for source, each in sources.items()
         for number in [len(each["accepted"]) + len(each["refused"])]
     )
     heads = (
         "scripts, number, accepted before flags had verdicts, accepted, inside of Megatron-LM's scripts, "
-        "planned at full size, trained as a tiny twin"
+        "planned at full size, refused by the plan for want of memory, trained as a tiny twin"
     )
     lines += table(tuple(heads.split(", ")), rows)
-    for each in sources.values():
+    for source, each in sources.items():
         lines += ["", f"## {each['title']}", ""]
         if each["accepted"]:
-            lines += ["Accepted: " + ", ".join(map(code, each["accepted"])) + "."]
+            accepted = (
+                (code(name), _plan(planned.get(f"{source}:{name}")), _twin(trained.get(f"{source}:{name}")))
+                for name in each["accepted"]
+            )
+            lines += table(("accepted", "planned at full size", "tiny twin"), accepted)
         if each["refused"]:
             refused = ((code(name), reason) for name, reason in each["refused"].items())
             lines += ["", *table(("refused", "over"), refused)]
@@ -157,10 +170,28 @@ def launch_scripts_page(registry: Registry) -> str:
     return "\n".join(lines)
 
 
-def _good_scripts(name: str) -> set[str]:
-    """Return the scripts whose command lines a record of long checks calls good."""
+def _outcomes(name: str) -> dict[str, dict[str, Any]]:
+    """Return the outcome of long checks that a record keeps, by script."""
     record = json.loads((ROOT / "tests" / "launch_scripts" / name).read_text(encoding="utf-8"))
-    return {script for entry in record.values() if entry["verdict"] == "ok" for script in entry["scripts"]}
+    return {script: entry for entry in record.values() for script in entry["scripts"]}
+
+
+def _plan(outcome: dict[str, Any] | None) -> str:
+    """Describe the plan of a script in a few words."""
+    if outcome is None:
+        return "none"
+    ranks, verdict = f"{outcome['ranks']} ranks", outcome["verdict"]
+    if verdict == "bad":
+        return f"{ranks}: fails"
+    lacking = f", of which {outcome['lacking']} are missing" if verdict == "lacks" else ""
+    return f"{ranks}, {outcome['gibibytes']} GiB{lacking}"
+
+
+def _twin(outcome: dict[str, Any] | None) -> str:
+    """Describe the twin of a script in a few words."""
+    if outcome is None:
+        return "none"
+    return f"{outcome['ranks']} ranks" + (": differs" if outcome["verdict"] == "bad" else "")
 
 
 MECHANISMS = {

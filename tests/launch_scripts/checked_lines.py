@@ -99,7 +99,8 @@ def without_files(words: Sequence[str]) -> Iterator[str]:
     yield from ("--data-path", "conversations") if conversations else ("--mock-data",)
     yield from ("--tokenizer-type", "NullTokenizer")
     if not vocabulary:
-        yield from ("--vocab-size", "32000")
+        # With the id more it divides among ranks, as torch's FSDP2 wants it.
+        yield from ("--vocab-size", "31999" if "--use-torch-fsdp2" in words else "32000")
 
 
 def with_options_file(words: Sequence[str]) -> list[str]:

@@ -3,7 +3,8 @@
 A rank of every kind that an accepted script has (`mindspeed_tune`) runs its first step without devices:
 layers of one kind are run once and counted, everything else is as large as the script says. A plan holds
 together where every rank has a place, every group is complete and every call of it has its partners; those
-of other ranks than these are run with ``--partners``, and by the twins (`twins`), which train.
+of other ranks than these are run with ``--partners``, and by the twins (`twins`), which train. One that needs
+more memory than a device of its project's tests has (`DEVICES`) is refused with what it lacks.
 
 ``python tests/launch_scripts/plans.py [SOURCE …] [--part K/N] [--platform fake-npu] [--ranks N]`` plans them,
 keeps the outcomes, and plans only what has changed when it runs again.
@@ -17,19 +18,28 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import checked_lines
 import twins
 from checked_lines import Script
-from verdicts import Record, digest, of_a_step, summary
+from verdicts import BAD, LACKS, OK, Record, digest, of_a_step, summary
 
 from mindspeed_tune.driver import KINDS, Ranks, records_of
+from mindspeed_tune.hardware import read_hardware
 from mindspeed_tune.launch_command import read_command
 from mindspeed_tune.launch_plan import LaunchPlan, make_plan
 from mindspeed_tune.warm_process import WarmProcess
 
 RECORDS = {"fake": "planned.json", "fake-npu": "planned_npu.json"}
 """The outcomes of all plans, by dry run."""
+DEVICES = {
+    "mindspeed": "ascend-910b",
+    "mindspeed_llm": "ascend-910b",
+    "megatron_lm_0.16.1": "h100",
+    "megatron_lm_newest": "h100",
+}
+"""The device of each source's scripts, whose memory a plan has to fit into."""
 _LOOKS_AT_VALUES = {"--use-megatron-fsdp", "--use-custom-fsdp"}
 """Megatron-FSDP reads values while it shards a model, which a dry run does not have."""
 _NUMBERS = frozenset(
@@ -56,9 +66,9 @@ class Planned:
 
     @property
     def key(self) -> str:
-        """Return the digest under which its outcome is kept; its flags say how many ranks it is for."""
+        """Return the digest of its flags, which say its ranks, and device: its outcome is kept under it."""
         kept = [option for option in of_a_step(self.flags) if option[0].partition("=")[0] not in _NUMBERS]
-        return digest(kept)
+        return digest(kept, DEVICES[self.script.source])
 
     @cached_property
     def world_size(self) -> int:
@@ -96,14 +106,16 @@ def plan(one: Planned, process: WarmProcess, wanted: str = KINDS, *, partners: b
     """
     command = read_command(one.command, {})
     with Ranks(command, process=process, reliefs=False) as runner:
-        return make_plan((one.script.name,), records_of(runner, wanted, partners=partners))
+        records = records_of(runner, wanted, partners=partners)
+    return make_plan((one.script.name,), records, read_hardware(DEVICES[one.script.source]))
 
 
 def main(arguments: Sequence[str]) -> int:
     """Plan scripts, print a line for each and keep its outcome."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sources", nargs="*", choices=(*checked_lines.SOURCES, []), help="whose scripts")
-    parser.add_argument("--part", default="1/1", help="K/N: every N-th script, from the K-th on")
+    parser.add_argument("--part", default="1/1", help="K/N: every N-th of them, from the K-th on")
+    parser.add_argument("--only", default="", help="a script with these letters in its name")
     parser.add_argument("--platform", default="fake", choices=RECORDS, help="the dry run")
     parser.add_argument("--ranks", default=KINDS, help="ranks to plan; by default one of every kind")
     parser.add_argument("--partners", action="store_true", help="compare all calls with another member's")
@@ -113,44 +125,52 @@ def main(arguments: Sequence[str]) -> int:
     number, count = map(int, args.part.split("/"))
     name = RECORDS[args.platform]
     found = plannable(args.sources or tuple(checked_lines.SOURCES))
-    chosen = found[number - 1 :: count]
+    chosen = [one for one in found if any(args.only in script.name for script in one.scripts)]
+    chosen = chosen[number - 1 :: count]
     names = {one.key: [f"{script.source}:{script.name}" for script in one.scripts] for one in found}
     with WarmProcess(args.platform, args.parallel, LIMIT) as process:
         for one in chosen:
             if not args.again and Record.read(name).passed(one.key):
                 continue
             started = time.monotonic()
-            problems, facts = _outcome(one, process, args.ranks, args.partners)
+            outcome = _outcome(one, process, args.ranks, args.partners)
             seconds = time.monotonic() - started
             script = f"{one.script.source}:{one.script.name}"
-            print(
-                f"{'BAD' if problems else 'ok ':4}{one.world_size:5} ranks {seconds:6.1f} s  {script}",
-                flush=True,
-            )
-            for problem in problems:
-                print(f"    {problem}", flush=True)
+            print(f"{outcome['verdict']:6}{one.world_size:5} ranks {seconds:6.1f} s  {script}", flush=True)
+            for line in outcome.get("lines", ()):
+                print(f"    {line}", flush=True)
             Record.read(name).add(
-                one.key,
-                script=script,
-                ranks=one.world_size,
-                verdict="ok" if not problems else "bad",
-                **facts,
-                **({"lines": problems} if problems else {}),
-                scripts=names[one.key],
+                one.key, script=script, ranks=one.world_size, **outcome, scripts=names[one.key]
             )
     return summary(name, names, whole=not args.sources)
 
 
-def _outcome(
-    one: Planned, process: WarmProcess, wanted: str, partners: bool
-) -> tuple[list[str], dict[str, object]]:
+def _outcome(one: Planned, process: WarmProcess, wanted: str, partners: bool) -> dict[str, Any]:
     try:
         made = plan(one, process, wanted, partners=partners)
     except Exception as error:
         # The other scripts are to be seen too.
-        return [f"{type(error).__name__}: {line}" for line in str(error).splitlines()[-6:]], {}
-    gibibytes = round(max(kind.fullest.needed for kind in made.kinds) / 2**30, 1)
-    return made.problems, {"kinds": len(made.kinds), "gibibytes": gibibytes}
+        last = str(error).splitlines()[-6:]
+        return {"verdict": BAD, "lines": [f"{type(error).__name__}: {line}" for line in last]}
+    return outcome_of(made)
+
+
+def outcome_of(made: LaunchPlan) -> dict[str, Any]:
+    """Return what is kept of a plan: its verdict, what it needs, and what is wrong in ``lines``."""
+    fullest = made.fullest.fullest
+    wrong_order = made.order.differences or made.order.waiting
+    facts: dict[str, Any] = {
+        "verdict": BAD if wrong_order else LACKS if made.problems else OK,
+        "kinds": len(made.kinds),
+        "gibibytes": _gibibytes(fullest.needed),
+    }
+    if fullest.headroom is not None and fullest.headroom < 0:
+        facts["lacking"] = _gibibytes(-fullest.headroom)
+    return facts | ({"lines": made.problems} if made.problems else {})
+
+
+def _gibibytes(size: float) -> float:
+    return round(size / 2**30, 1)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import checked_lines
 from checked_lines import Script
 from twin_rules import AT_MOST, NEAR, STEPS, TOLERANCE, Twin, twin_of
-from verdicts import Record, summary
+from verdicts import BAD, OK, Record, summary
 
 from mindspeed_core.validation import check
 from mindspeed_testing.canonical import CanonicalState, matches
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
                 twin.key,
                 script=found[twin][0],
                 ranks=twin.world_size,
-                verdict="ok" if not lines else "bad",
+                verdict=BAD if lines else OK,
                 largest=float(f"{largest:.1e}"),
                 **({"lines": lines} if lines else {}),
                 scripts=list(found[twin]),

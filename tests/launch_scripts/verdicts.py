@@ -6,9 +6,13 @@ whose flags change has another digest, and is checked anew; `summary` drops the 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,13 +72,17 @@ def of_a_step(words: Sequence[str]) -> list[tuple[str, ...]]:
     return [option for option in sorted_flags(words) if option[0].partition("=")[0] not in NOT_IN_A_STEP]
 
 
+OK, LACKS, BAD = "ok", "lacks", "bad"
+"""Verdicts: as it should be; refused for want of device memory, which it says; not as it should be."""
+
+
 @dataclass
 class Record:
-    """Entries of one file in this folder.
+    """Entries of one file in this folder, which several programs may write at a time.
 
     Attributes:
         name: the file's name.
-        entries: what is kept, by digest; ``verdict`` is ``"ok"`` where all was as it should be.
+        entries: what is kept, by digest, with its ``verdict``.
     """
 
     name: str
@@ -83,25 +91,53 @@ class Record:
     @classmethod
     def read(cls, name: str) -> Record:
         """Return the record of a file, empty where it does not exist yet."""
-        path = FOLDER / name
-        return cls(name, json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
+        with _alone():
+            return cls(name, _entries(name))
 
     def passed(self, key: str) -> bool:
-        """Return whether a command line was checked before, and was as it should be."""
-        return self.entries.get(key, {}).get("verdict") == "ok"
+        """Return whether a command line was checked before, and has a legal outcome."""
+        return self.entries.get(key, {}).get("verdict") in (OK, LACKS)
 
-    def add(self, key: str, **entry: object) -> None:
-        """Keep an outcome, and write the file: a long run may be broken off, and another one go on."""
-        self.entries = {**Record.read(self.name).entries, key: entry}
-        self.write()
+    def add(self, key: str, *, scripts: Sequence[str], **entry: object) -> None:
+        """Keep an outcome, and write the file: a long run may be broken off, and another one go on.
 
-    def write(self) -> None:
-        """Write the file, one entry a line, sorted by script."""
-        lines = [
-            f" {json.dumps(key)}: {json.dumps(entry)}"
-            for key, entry in sorted(self.entries.items(), key=lambda item: (item[1]["script"], item[0]))
-        ]
-        (FOLDER / self.name).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        Scripts of other sources that are alike may not be looked at now: they stay until `summary` has seen
+        all of them.
+
+        Args:
+            key: digest of the command line.
+            scripts: names of those that have it.
+            entry: the outcome.
+        """
+        with _alone():
+            self.entries = _entries(self.name)
+            before = self.entries.get(key, {}).get("scripts", ())
+            self.entries[key] = {**entry, "scripts": list(dict.fromkeys((*before, *scripts)))}
+            _write(self.name, self.entries)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Keep other programs from the records inside the context."""
+    folder = os.open(FOLDER, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _entries(name: str) -> dict[str, Mapping[str, Any]]:
+    path = FOLDER / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _write(name: str, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    lines = [
+        f" {json.dumps(key)}: {json.dumps(entry)}"
+        for key, entry in sorted(entries.items(), key=lambda item: (item[1]["script"], item[0]))
+    ]
+    (FOLDER / name).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def summary(name: str, scripts: Mapping[str, Sequence[str]], *, whole: bool) -> int:
@@ -115,19 +151,17 @@ def summary(name: str, scripts: Mapping[str, Sequence[str]], *, whole: bool) -> 
     Returns:
         The exit status: 1 where one is not as it should be.
     """
-    record = Record.read(name)
-    if whole:
-        record.entries = {key: entry for key, entry in record.entries.items() if key in scripts}
-    for key in record.entries.keys() & scripts.keys():
-        before = () if whole else record.entries[key].get("scripts", ())
-        record.entries[key] = {
-            **record.entries[key],
-            "scripts": list(dict.fromkeys((*before, *scripts[key]))),
-        }
-    record.write()
-    good, bad = (
-        [key for key in scripts if record.entries.get(key, {}).get("verdict") == verdict]
-        for verdict in ("ok", "bad")
-    )
-    print(f"{name}: {len(good)} of {len(scripts)} command lines are good, {len(bad)} are not", flush=True)
-    return int(bool(bad))
+    with _alone():
+        entries = _entries(name)
+        if whole:
+            entries = {key: entry for key, entry in entries.items() if key in scripts}
+        for key in entries.keys() & scripts.keys():
+            before = () if whole else entries[key].get("scripts", ())
+            entries[key] = {**entries[key], "scripts": list(dict.fromkeys((*before, *scripts[key])))}
+        _write(name, entries)
+    found = Counter(entries.get(key, {}).get("verdict") for key in scripts)
+    text = f"{name}: {found[OK]} of {len(scripts)} command lines are good, {found[BAD]} are not"
+    if found[LACKS]:
+        text += f", {found[LACKS]} more lack memory of the device that they are planned for"
+    print(text, flush=True)
+    return int(bool(found[BAD]))

@@ -17,11 +17,18 @@ from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.tasks import tasks
 from mindspeed_cp.given_mask import given_mask, set_attention_mask
 from mindspeed_cp.modules.rules import end_of_document, rules_of
+from mindspeed_megatron.equal_blocks import without_values
 from mindspeed_testing import run_world
 from mindspeed_testing.model_flags import training_flags
 from mindspeed_train import loop
 
 LENGTH, LAST = 32, 127
+
+
+def test_samples_of_a_dry_run_are_one_document_each():
+    tokens = torch.tensor([[1, 9, 1, 1], [1, 1, 9, 1]])
+    with without_values():
+        assert ends_by_token(tokens, 9) == ends_by_position(tokens - 1) == [(4,), (4,)]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from mindspeed_core.cli.features import program as features
 from mindspeed_core.errors import UserError
+from mindspeed_megatron.instruments.operations import ATTENTION, MATRIX
 from mindspeed_tune.command import program
 from mindspeed_tune.driver import PlanError, Ranks, records_of
 from mindspeed_tune.extrapolate import whole
@@ -266,6 +267,43 @@ def test_layers_of_a_chunk_follow_from_one_and_two_of_them(runner):
             assert counted.traffic[key] == pytest.approx((calls, size))
         for name, numbers in expected.work.items():
             assert counted.work[name] == pytest.approx(numbers)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reduced"),
+    [
+        ("--recompute-activation-function --recompute-activation-function-num-layers 1", True),
+        ("--recompute-activation-function --recompute-activation-function-num-layers 2", False),
+        ("--swap-attention --use-flash-attn --recompute-num-layers 2", False),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 9", True),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 4", False),
+    ],
+)
+def test_layers_that_features_treat_unlike_others_are_counted_as_they_are(runner, flags, reduced):
+    runner.command = read_command(
+        f"mindspeed-train --fake-world-size 2 {MODEL} --global-batch-size 8 {flags}".split(), {}
+    )
+    [found] = runner.run([0])
+    assert bool(found.runs[0].layers) is reduced
+    runner.exact_layers = True
+    try:
+        [every] = runner.run([0])
+    finally:
+        runner.exact_layers = False
+    one, other = whole(found), whole(every)
+    assert sum(one.peak.values()) == pytest.approx(sum(other.peak.values()), rel=0.005)
+    for name, numbers in other.work.items():
+        products = {key: number for key, number in numbers.items() if key.startswith((MATRIX, ATTENTION))}
+        assert {key: one.work[name].get(key) for key in products} == pytest.approx(products)
+
+
+def test_replicas_that_are_compared_agree_and_are_gathered_as_ever(runner):
+    flags = "--tensor-model-parallel-size 2 --qk-layernorm --test-mode --global-batch-size 16"
+    model = MODEL.replace("RMSNorm", "LayerNorm")
+    runner.command = read_command(f"mindspeed-train --fake-world-size 8 {model} {flags}".split(), {})
+    [record] = runner.run([0])
+    gathering = [call for call in record.calls if call.operation == "all_gather"]
+    assert {record.groups[call.group].ranks.size for call in gathering} == {2, 4}
 
 
 def test_a_later_stage_whose_gradients_are_exchanged_behind_the_passes_is_planned(runner):

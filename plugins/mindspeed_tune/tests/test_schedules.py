@@ -1,8 +1,9 @@
 import pytest
 from megatron.core.pipeline_parallel.schedules import get_schedule_table
+from synthetic_ranks import stages
 
 from mindspeed_tune.layout import Layout
-from mindspeed_tune.schedules import BACKWARD, FORWARD, fewest, in_flight, order, warmup
+from mindspeed_tune.schedules import BACKWARD, FORWARD, fewest, in_flight, numbers, order, warmup
 from mindspeed_tune.timeline import Blocked, simulate
 
 
@@ -27,6 +28,35 @@ def test_interleaved_forward_passes_follow_megatron_cores_table():
     assert forwards == get_schedule_table(8, 2, 4)
     assert warmup(layout, 0, 8) == 3 * 2 + 4
     assert fewest(layout) == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "microbatches", "wanted"),
+    [
+        (Layout(1), 5, [2, 1]),
+        (Layout(4, pp=4), 2, [2]),
+        (Layout(4, pp=4), 9, [2, 1]),
+        # Both stages of two are of a kind of their own, the middle ones of four are alike.
+        (Layout(2, pp=2, vpp=2), 2, [2]),
+        (Layout(2, pp=2, vpp=2), 4, [4, 2]),
+        (Layout(4, pp=4, vpp=2), 16, [8, 4]),
+    ],
+)
+def test_as_few_micro_batches_are_run_as_tell_every_number(layout, microbatches, wanted):
+    for stage in range(layout.pp):
+        assert numbers(layout, stages(layout), stage, microbatches) == wanted
+
+
+def test_a_step_of_one_group_of_micro_batches_is_run_itself_and_a_longer_one_where_stages_are_alike():
+    layout = Layout(4, pp=4, vpp=2)
+    found = [numbers(layout, stages(layout), stage, 4) for stage in range(4)]
+    assert found == [[4], [4, 8], [4, 8], [4]]
+
+
+def test_where_all_layers_run_anyway_a_stage_of_its_own_runs_the_whole_step_alone():
+    layout = Layout(4, pp=4, vpp=2)
+    found = [numbers(layout, stages(layout), stage, 8, all_layers=True) for stage in range(4)]
+    assert found == [[8], [8, 4], [8, 4], [8]]
 
 
 @pytest.mark.parametrize(("pp", "microbatches"), [(2, 4), (4, 8), (8, 8)])

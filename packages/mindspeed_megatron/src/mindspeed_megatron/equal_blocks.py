@@ -34,6 +34,11 @@ def times() -> int:
     return _times
 
 
+def are_unknown() -> bool:
+    """Return whether nothing is computed, so that tensors have no values to ask for."""
+    return _dry
+
+
 @contextmanager
 def without_values() -> Iterator[None]:
     """Let blocks of one shape stand for each other inside the context: nothing is computed."""

@@ -49,19 +49,26 @@ def stages_of(config: Any, chunks: int) -> tuple[Stage, ...]:
 
 
 def exact_because(config: Any, chunks: Sequence[Any]) -> str:
-    """Return why all layers of a model have to run; empty where two of each kind tell everything."""
+    """Return why all layers of a model have to run; empty where two of each kind tell everything.
+
+    A model's last layer, of which features that offload leave out what its backward needs at once, counts
+    like those before it.
+    """
     if getattr(config, "recompute_granularity", None) == "full":
         if config.recompute_method == "block":
-            return "--recompute-method block treats the first layers of a stage unlike the others"
-        if config.recompute_num_layers != 1:
+            if any(map(_recomputes_some, _blocks(chunks))):
+                return "--recompute-method block treats the first layers of a stage unlike the others"
+        elif config.recompute_num_layers != 1:
             return "--recompute-num-layers above 1 joins layers"
     if getattr(config, "heterogeneous_block_specs", False):
         return "every layer is of a kind of its own"
     for block in _blocks(chunks):
-        shapes: dict[str, object] = {}
-        for kind, layer in zip(_kinds_in(config, block), block.layers):
-            if shapes.setdefault(kind, _signature(layer)) != _signature(layer):
+        for kind, layers in _by_kind(config, block).items():
+            if len({*map(_signature, layers)}) > 1:
                 return f"layers of kind {kind!r} differ from each other"
+            behind = layers[1:-1] if block.post_process else layers[1:]
+            if len({*map(_changed_parts, behind)}) > 1:
+                return f"features treat some layers of kind {kind!r} unlike the others"
     return ""
 
 
@@ -100,7 +107,7 @@ def only_layers(config: Any, chunks: Sequence[Any], layers: Mapping[str, int]) -
     """Run only some layers of each kind inside the context; yield the parameters of the others.
 
     All of them stay built, so that what a rank keeps is what it keeps. No number runs all layers; otherwise
-    every chunk runs its share.
+    every chunk runs its share, the first layers of each kind.
     """
     import torch
 
@@ -136,6 +143,29 @@ def _blocks(chunks: Iterable[Any]) -> Iterator[Any]:
 def _kinds_in(config: Any, block: Any) -> list[str]:
     kinds = layer_kinds(config)
     return [kinds[layer.layer_number - 1] for layer in block.layers]
+
+
+def _recomputes_some(block: Any) -> bool:
+    """Return whether ``--recompute-method block`` computes some layers of a block again, and others not."""
+    return 0 < (block.config.recompute_num_layers or 0) < len(block.layers)
+
+
+def _by_kind(config: Any, block: Any) -> dict[str, list[Any]]:
+    """Return the layers of a block by kind, in order."""
+    found: dict[str, list[Any]] = {}
+    for kind, layer in zip(_kinds_in(config, block), block.layers):
+        found.setdefault(kind, []).append(layer)
+    return found
+
+
+def _changed_parts(layer: Any) -> frozenset[tuple[object, ...]]:
+    """Return what features changed in a layer: methods of its modules that are its own, and switches."""
+    return frozenset(
+        (name, attribute, value if isinstance(value, bool) else None)
+        for name, module in layer.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, bool) or callable(value)
+    )
 
 
 def _signature(layer: Any) -> tuple[object, ...]:

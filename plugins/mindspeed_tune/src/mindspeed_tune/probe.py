@@ -120,7 +120,7 @@ class Probe:
             kind="wrap",
         )
         session.ledger.apply([backward], owner="plan")
-        with self._work:
+        with self._work, session.platform.shortcut(self._work):
             result: StepResult = yield  # type: ignore[assignment]
         storage.mark_run(run)
         storage.end_phase()
@@ -196,19 +196,22 @@ class Probe:
         return result
 
     def _wanted(self, chunks: list[Any]) -> list[tuple[int, dict[str, int]]]:
-        """Return micro-batches and layers of every pass; of several the largest comes first."""
-        config, layout = self._run.config, described_run.layout_of(self._run)
-        fewest = schedules.fewest(layout, described_run.group_size(config))
-        full = self._microbatches
-        # Stages of an interleaved pipeline are alike but for what is in flight: that takes two numbers.
-        needed = fewest[1] if layout.pp > 1 and layout.vpp > 1 else fewest[0] + 1
-        numbers = [full] if self.options.exact_microbatches or full < needed else list(fewest)
+        """Return micro-batches and layers of every pass; the first one is compared with other ranks'."""
+        config = self._run.config
         reason = layer_kinds.exact_because(config, chunks)
         wanted: list[dict[str, int]] = [{}]
         if not self.options.exact_layers and not reason:
             wanted = layer_kinds.variants(layer_kinds.counts(config, chunks))
         first, *others = wanted
-        found = [(number, first) for number in numbers] + [(numbers[-1], layers) for layers in others]
+        numbers = [self._microbatches]
+        if not self.options.exact_microbatches:
+            layout, stages = described_run.layout_of(self._run), layer_kinds.stages_of(config, len(chunks))
+            stage = layout.place(self._session.place_in_world()[0])["pp"]
+            size = described_run.group_size(config)
+            numbers = schedules.numbers(
+                layout, stages, stage, self._microbatches, size, all_layers=len(wanted) == 1
+            )
+        found = [(number, first) for number in numbers] + [(min(numbers), layers) for layers in others]
         return found[:1] if self.options.only_order else found
 
     def _counting_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,10 @@ The same rules as megatron-core's schedules; a recorded run is compared with the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mindspeed_tune.layout import Layout
+from mindspeed_tune.record import Stage
 
 Step = tuple[str, int, int]
 """``("forward" or "backward", chunk, micro-batch)``."""
@@ -55,6 +58,41 @@ def fewest(layout: Layout, group_size: int | None = None) -> tuple[int, int]:
     """
     size = group_size or layout.pp
     return (2, 1) if layout.vpp == 1 or layout.pp == 1 else (2 * size, size)
+
+
+def numbers(
+    layout: Layout,
+    stages: Sequence[Stage],
+    stage: int,
+    microbatches: int,
+    group_size: int | None = None,
+    *,
+    all_layers: bool = False,
+) -> list[int]:
+    """Return the numbers of micro-batches to run, from which every number of a step follows.
+
+    The first one is the same on all ranks, whose calls of it are compared.
+
+    Args:
+        layout: of the launch.
+        stages: contents of all pipeline stages.
+        stage: the pipeline stage that runs.
+        microbatches: of a step.
+        group_size: micro-batches that an interleaved chunk runs in a row; by default the pipeline size.
+        all_layers: no passes over other numbers of layers follow, for which fewer micro-batches are cheaper.
+    """
+    most, least = fewest(layout, group_size)
+    if layout.pp == 1 or layout.vpp == 1:
+        return [microbatches] if microbatches <= most else [most, least]
+    # Interleaved stages that are alike differ in what is in flight, which takes two numbers to tell.
+    alike = stages.count(stages[stage]) > 1
+    if microbatches < least:
+        return [microbatches]
+    if microbatches == least:
+        return [least, most] if alike else [least]
+    if microbatches == most and all_layers and not alike:
+        return [most]
+    return [most, least]
 
 
 def _table(microbatches: int, chunks: int, group_size: int) -> list[tuple[int, int]]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +82,16 @@ class Answers:
     def __init__(self) -> None:
         """Start with none."""
         self.counts: Counter[Answer] = Counter()
+        self._switches = False
+
+    @contextmanager
+    def comparisons_hold(self) -> Iterator[None]:
+        """Answer inside the context that what is asked holds: nothing else may be read there."""
+        self._switches = True
+        try:
+            yield
+        finally:
+            self._switches = False
 
     def number(self, tensor: torch.Tensor) -> bool | int | float:
         """Return the answer for a tensor of one element, and count it.
@@ -90,7 +102,7 @@ class Answers:
         place = _reading_code()
         value: bool | int | float
         if tensor.dtype == torch.bool:
-            value = False
+            value = self._switches
         elif tensor.dtype.is_floating_point:
             value = 1.0
         else:

@@ -7,7 +7,7 @@ and the length of a selection are what they would be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from mindspeed_megatron.fake.answers import UnknownNumber, reading_place
+from mindspeed_megatron.instruments.memory import tensors_in
 
 _KNOWN = "_mindspeed_known"
 _STALE = "_mindspeed_stale"
@@ -91,7 +92,7 @@ def run_known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Cal
         if func._schema.is_mutable:
             forget(args[0])
         return run()
-    tensors = list(_tensors((args, kwargs)))
+    tensors = list(tensors_in((args, kwargs)))
     if not tensors:
         return _made(func, args, kwargs, run())
     if func is not _SEED and any(
@@ -162,17 +163,6 @@ def _say(result: Any, values: Any) -> None:
     for tensor, real in zip(results, reals):
         if is_countable(tensor):
             set_known(tensor, real)
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _tensors(value)
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from _tensors(value)
 
 
 def _forget_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

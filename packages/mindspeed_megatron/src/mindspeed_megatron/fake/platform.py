@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from mindspeed_core.run import Run
     from mindspeed_megatron.backend_contracts import BackendContract
     from mindspeed_megatron.fake.answers import Answers
+    from mindspeed_megatron.fake.shortcut import Shortcut
     from mindspeed_megatron.fake.tensors import AnsweringMode
     from mindspeed_megatron.instruments.communication import CommunicationLog
+    from mindspeed_megatron.instruments.work_counter import WorkCounter
 
 _WORLD = "--fake-world-size"
 _RANK = "--fake-rank"
@@ -124,6 +126,7 @@ class DryRun(StoragePhases, Platform):
 
     def patches(self) -> Sequence[Patch]:
         """Return the patches of the device, and those of a world without peers and values."""
+        from mindspeed_megatron.fake.agreement import agreeing_ranks
         from mindspeed_megatron.fake.balanced import routing_of
         from mindspeed_megatron.fake.stages import told_shapes
         from mindspeed_megatron.fake.tensors import STORAGE_COPY, ShapesOnly, reading_patches, swap_patch
@@ -143,6 +146,7 @@ class DryRun(StoragePhases, Platform):
             routing,
             STORAGE_COPY,
             swap_patch(self._mode),
+            agreeing_ranks(self.answers),
             *reading_patches(self.answers),
             told_shapes(self._answering, self._crossing),
         )
@@ -170,6 +174,7 @@ class DryRun(StoragePhases, Platform):
 
     def start(self, session: OpeningSession) -> None:
         """Compute in shapes alone from now on."""
+        from mindspeed_megatron.fake.shortcut import Shortcut
         from mindspeed_megatron.fake.tensors import shapes_only
         from mindspeed_megatron.instruments.communication import count_communication
         from mindspeed_megatron.instruments.storage import StorageTracker
@@ -181,6 +186,13 @@ class DryRun(StoragePhases, Platform):
         )
         self._computing.enter_context(shapes_only(self._mode, self._answering))
         self._computing.enter_context(self.storage)
+        self._computing.enter_context(Shortcut(self._mode, self._answering, self.storage))
+
+    def shortcut(self, work: WorkCounter) -> Shortcut:
+        """Return the mode that does at once what the session's modes and this counter behind them do."""
+        from mindspeed_megatron.fake.shortcut import Shortcut
+
+        return Shortcut(self._mode, self._answering, self.storage, work)
 
     def contracts(self) -> Sequence[BackendContract]:
         """Return the rules of the backends that would serve the launch; every call must keep them."""

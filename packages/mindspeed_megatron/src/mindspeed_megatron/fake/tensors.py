@@ -20,6 +20,7 @@ from mindspeed_core.feature import Patch
 from mindspeed_megatron.equal_blocks import without_values
 from mindspeed_megatron.fake.answers import Answers, reading_place
 from mindspeed_megatron.fake.known import known_values, run_known, tell_all, tell_received
+from mindspeed_megatron.fake.remembered import Remembered
 from mindspeed_megatron.instruments.memory import DEVICE, device_of
 
 _RECEIVED = "c10d::recv_"
@@ -47,12 +48,29 @@ class ShapesOnly(FakeTensorMode):
     Attributes:
         made_once: tensors that a process would make once and keep, by a key of whoever makes them; a dry run
             has its own, which end with it.
+        remembered: shapes of results of operations that ran before.
     """
 
     def __init__(self) -> None:
         """Accept tensors with values beside those without."""
         super().__init__(allow_non_fake_inputs=True)
         self.made_once: dict[object, torch.Tensor] = {}
+        self.remembered = Remembered(self)
+
+    def dispatch(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation on shapes, one that ran before from what is remembered of it."""
+        given = dict(kwargs or {})
+        key = self.remembered.key(func, args, given)
+        if key is None:
+            return super().dispatch(func, types, args, given)
+        known = self.remembered.known(key)
+        if known is not None:
+            return known.again(args)
+        result = super().dispatch(func, types, args, given)
+        self.remembered.remember(key, args, given, result)
+        return result
 
     @property
     def avoid_device_init(self) -> bool:
@@ -83,6 +101,10 @@ class AnsweringMode(TorchDispatchMode):
         finally:
             self._arriving = None
 
+    def has_own_shape(self, func: Any) -> bool:
+        """Return whether an operation is given a shape here, in the place of its own."""
+        return func in self._shapes
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -106,7 +128,7 @@ class AnsweringMode(TorchDispatchMode):
                 return self.answers.number(args[0])
             with unset_fake_temporarily():
                 return values.item()
-        if func.namespace == "c10d":
+        if _communicates(func):
             tell_all(func, args)
             if self._arriving is not None and func.name() == _RECEIVED:
                 tell_received(args[0], self._arriving)
@@ -114,11 +136,26 @@ class AnsweringMode(TorchDispatchMode):
                 from torch.distributed._meta_registrations import create_fakework
 
                 return create_fakework(args, return_first_arg=False)
-            return func(*args, **kwargs)
+            # The mode below would find the same function anew for each of thousands of calls.
+            shape = _collectives().get(func._opname, func)
+            return shape(*args, **kwargs)
         shapes = self._shapes.get(func)
         if shapes is not None:
             return shapes(*args, **kwargs)
         return run_known(func, args, kwargs, lambda: func(*args, **kwargs))
+
+
+@functools.lru_cache(maxsize=1)
+def _collectives() -> Mapping[str, Callable[..., Any]]:
+    """Return torch's shape functions of collectives, by name: nothing arrives, and their work is done."""
+    from torch.distributed import _meta_registrations
+
+    return _meta_registrations._META_FUNCTIONS
+
+
+@functools.lru_cache(maxsize=4096)
+def _communicates(func: Any) -> bool:
+    return bool(func.namespace == "c10d")
 
 
 def _names_cuda(device: Any) -> bool:

@@ -41,11 +41,20 @@ def running_code(between: tuple[str, ...], most: int) -> tuple[CodePlace, ...]:
     """
     found: list[CodePlace] = []
     frame: Any = sys._getframe(1)
+    left_out = _left_out.setdefault(between, {})
     while frame is not None and len(found) < most:
-        if not frame.f_code.co_filename.startswith(between):
-            found.append(CodePlace(frame.f_code, frame.f_lineno))
+        code = frame.f_code
+        file = code.co_filename
+        if file not in left_out:
+            left_out[file] = file.startswith(between)
+        if not left_out[file]:
+            found.append(CodePlace(code, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)
+
+
+_left_out: dict[tuple[str, ...], dict[str, bool]] = {}
+"""Whether a file is left out, by the beginnings of those that are: asked for every frame of every tensor."""
 
 
 @lru_cache(maxsize=4096)

@@ -57,6 +57,11 @@ class TensorBytes(TorchDispatchMode):
         """Start a new peak at what is alive now."""
         self.peak = self.alive
 
+    @property
+    def is_paused(self) -> bool:
+        """Return whether what is created now is left out."""
+        return self._paused > 0
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out what is created inside the context: what the measurement itself allocates."""
@@ -131,6 +136,11 @@ class TensorBytes(TorchDispatchMode):
                 self._follow(storage, tensor)
         return result
 
+    def made(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Follow the storages of tensors that were made out of sight."""
+        for tensor in tensors:
+            self._follow(tensor.untyped_storage(), tensor)
+
     def _follow(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
         self._allocated(storage, tensor)
         self._finalizers[storage._cdata] = weakref.finalize(storage, self._freed, storage._cdata)
@@ -184,18 +194,24 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     return {storage._cdata: storage.nbytes() for storage in _storages(list(tensors))}
 
 
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among the arguments or results of an operator: single, in lists, in dictionaries."""
+    # Much faster than a general tree.
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                yield value
+            elif isinstance(value, (list, tuple, dict)):
+                yield from tensors_in(value)
+    elif isinstance(values, dict):
+        yield from tensors_in(list(values.values()))
+
+
 def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
     return (tensor.untyped_storage() for tensor in _strided(values))
 
 
 def _strided(values: Any) -> Iterator[torch.Tensor]:
-    # Arguments of operators are tensors, lists, tuples and dictionaries: much faster than a general tree.
-    if isinstance(values, torch.Tensor):
-        if values.layout is torch.strided:
-            yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _strided(value)
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from _strided(value)
+    return (tensor for tensor in tensors_in(values) if tensor.layout is torch.strided)

@@ -49,7 +49,14 @@ if TYPE_CHECKING:
 _FIRST = "build"
 _FRAMES = 8
 _COMPILED = "a compiled function"
-_BETWEEN = (str(Path(__file__).parent), memory.__file__, str(Path(torch.__file__).parent), "<")
+_BETWEEN = (
+    str(Path(__file__).parent),
+    # A dry run does there what modes do.
+    str(Path(__file__).parent.with_name("fake")),
+    memory.__file__,
+    str(Path(torch.__file__).parent),
+    "<",
+)
 
 
 class StorageTracker(Observer, TensorBytes):
@@ -110,6 +117,11 @@ class StorageTracker(Observer, TensorBytes):
         """Run the operation and follow the storages it created."""
         self._operation = func
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def made_by(self, func: Any, tensors: Iterable[torch.Tensor]) -> None:
+        """Follow the storages of tensors that an operation made out of sight."""
+        self._operation = func
+        self.made(tensors)
 
     def reset_peak(self) -> None:
         """Start a new peak at what is alive now."""

@@ -9,18 +9,17 @@ is counted over the whole score matrix, whatever a mask hides.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from mindspeed_megatron.equal_blocks import times
-from mindspeed_megatron.instruments.memory import DEVICE, device_of
+from mindspeed_megatron.instruments.memory import DEVICE, device_of, tensors_in
 from mindspeed_megatron.instruments.npu_operations import npu_formula
 from mindspeed_megatron.instruments.observer import Observer
 from mindspeed_megatron.instruments.operations import ATTENTION, BYTES, OPERATORS, matrix_key
@@ -65,10 +64,14 @@ class WorkCounter(Observer):
             return device_of(args[0])
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        self.ran(func, args, kwargs, result)
+        return result
+
+    def ran(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Count an operator that has run under the current key."""
         if (self.key or self._key_of) and computes(func):
             key = self.key if self._key_of is None else self._key_of()
             add_work(self.work.setdefault(key, Counter()), func, args, kwargs, result)
-        return result
 
     def add_attention(self, dtype: str, flops: int) -> None:
         """Count attention that ran out of sight under the current key."""
@@ -102,6 +105,7 @@ def count_compiled_attention(
         context.register_hook(lambda gradient: add(forward=False))
 
 
+@lru_cache(maxsize=4096)
 def computes(func: Any) -> bool:
     """Return whether an operator computes a tensor: no view, allocation or communication."""
     return func.namespace != "c10d" and not func.is_view and "empty" not in func.name()
@@ -117,11 +121,11 @@ def add_work(
         return
     work = _formula(func, args, kwargs, result)
     if work is not None:
-        given = next(_tensors(args), None)
+        given = next(tensors_in(args), None)
         counts[f"{ATTENTION} {'float32' if given is None else _dtype(given)}"] += times() * work
         return
     counts[OPERATORS] += times()
-    moved = sum(t.numel() * t.element_size() for t in _tensors((args, kwargs, result)))
+    moved = sum(t.numel() * t.element_size() for t in tensors_in((args, kwargs, result)))
     counts[BYTES] += times() * moved
 
 
@@ -174,7 +178,3 @@ def _flash(query: Sequence[int], key: Sequence[int], value: Sequence[int], forwa
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    return (value for value in tree_iter(values) if isinstance(value, torch.Tensor))
