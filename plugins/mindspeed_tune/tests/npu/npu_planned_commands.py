@@ -40,3 +40,12 @@ def test_one_mask_is_planned_for_all_layers_and_micro_batches(records):
 
 def test_nothing_of_gloo_is_planned_on_npus(records):
     assert {record.backend.bytes for record in records} == {0.0}
+
+
+def test_experts_on_npus_are_planned_with_the_stream_of_their_counts():
+    flags = (
+        "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 64 --expert-model-parallel-size 2 "
+        "--moe-token-dispatcher-type alltoall --moe-grouped-gemm --moe-alltoall-overlap-comm"
+    )
+    with Ranks(read_command([*COMMAND.split(), *flags.split()], {}), platform="fake-npu") as runner:
+        assert make_plan(("train",), records_of(runner)).ok

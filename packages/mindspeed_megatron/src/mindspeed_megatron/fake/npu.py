@@ -53,10 +53,10 @@ def posted_one_by_one(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def nothing_to_wait_for(original: Callable[..., Any]) -> Callable[..., None]:
-    """Wrap ``synchronize``: nothing runs on the device, and the stand-in runtime refuses to wait."""
+    """Wrap ``synchronize`` and events: nothing runs on the device, and the stand-in runtime has no events."""
 
     @functools.wraps(original)
-    def synchronize(device: Any = None) -> None:
+    def synchronize(*where: Any, **options: Any) -> None:
         return None
 
     return synchronize
@@ -68,6 +68,15 @@ SYNCHRONIZED = Patch(
     kind="wrap",
     reason="megatron-core waits for the device after each batch of messages between pipeline stages",
     also=("torch_npu.npu:synchronize", "torch.cuda:synchronize"),
+)
+EVENTS = tuple(
+    Patch(
+        target=f"torch_npu.npu.streams:{method}",
+        new=f"{__name__}:nothing_to_wait_for",
+        kind="wrap",
+        reason="megatron-core copies counts of tokens on a stream of its own, and waits for it",
+    )
+    for method in ("Event.record", "Event.wait", "Event.synchronize", "Stream.synchronize")
 )
 BATCHES = Patch(
     target="torch.distributed.distributed_c10d:batch_isend_irecv",
@@ -92,7 +101,7 @@ class FakeNpuPlatform(DryRun, NpuPlatform):
 
     def patches(self) -> Sequence[Patch]:
         """Return the patches of the npu platform and of dry runs, and those of this device."""
-        return (*super().patches(), BATCHES, SYNCHRONIZED, COMMUNICATORS)
+        return (*super().patches(), BATCHES, SYNCHRONIZED, *EVENTS, COMMUNICATORS)
 
     def contracts(self) -> Sequence[BackendContract]:
         """Return HCCL's rules for the generation that the stand-in runtime announces."""

@@ -53,7 +53,13 @@ def format_cast(tensor: Tensor, acl_format: Any, *args: Any, **options: Any) -> 
     return torch.empty_like(tensor)
 
 
+def record_stream(tensor: Tensor, stream: Any) -> None:
+    """Replace ``record_stream``, which would ask the runtime: nothing is allocated on any stream."""
+    return
+
+
 SHAPES: Mapping[str, Callable[..., Any]] = {
+    "aten.record_stream.default": record_stream,
     "npu.npu_add_layer_norm_backward.default": add_layer_norm_backward,
     "npu.npu_format_cast.default": format_cast,
     "npu.npu_fusion_attention_grad_v2.default": fusion_attention_grad_v2,
