@@ -229,6 +229,15 @@ def scripts(session: nox.Session) -> None:
 
 
 @nox.session
+def npu_scripts(session: nox.Session) -> None:
+    """Launch scripts for NPUs, planned at full size with the kernels of NPUs; needs gcc and binutils."""
+    install(session, "torch_npu==2.13.0", "pytest>=9")
+    without = THREADS | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    wanted = ("--platform", "fake-npu", *session.posargs)
+    session.run("python", "tests/launch_scripts/plans.py", *wanted, env=without)
+
+
+@nox.session
 def thorough(session: nox.Session) -> None:
     """Run what the suite leaves out for its length: every proof of every feature, more pairs of layouts."""
     install_for_tests(session)

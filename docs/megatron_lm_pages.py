@@ -113,7 +113,10 @@ def megatron_lm_stages_page(registry: Registry) -> str:
 def launch_scripts_page(registry: Registry) -> str:
     """The launch scripts of other projects that start as they are, and why the others do not."""
     sources = json.loads((ROOT / "tests" / "launch_scripts" / "accepted.json").read_text(encoding="utf-8"))
-    planned, trained = (_outcomes(f"{name}.json") for name in ("planned", "trained"))
+    # Of a script for NPUs the plan with the kernels of NPUs.
+    on_npus = {name: {**entry, "npu": True} for name, entry in _outcomes("planned_npu.json").items()}
+    planned = _outcomes("planned.json") | on_npus
+    trained = _outcomes("trained.json")
     lines = [
         "# Launch scripts of other projects",
         "",
@@ -123,12 +126,14 @@ def launch_scripts_page(registry: Registry) -> str:
         "",
         "`plans.py` and `twins.py` beside it go further: dry runs of an accepted script at its full size and",
         "world, and a tiny twin of it that trains three steps like one process without features. The columns",
-        "count the scripts for which they were run as they are now, and found nothing wrong.",
+        "count the scripts for which they were run as they are now, and found nothing wrong; `nox -s scripts`",
+        "and `nox -s npu_scripts` run those that have changed since.",
         "",
         "A script does not say how many devices it is for: it is planned on whole machines of eight Ascend",
         "910B3 (64 GiB) or H100 (80 GiB), as few as its sizes and its batch divide into. Where the fullest",
         "rank needs more than its device has, the plan is refused with what is missing: with more ranks,",
-        "what data parallelism shards takes less. These plans are made with the kernels of CPUs, which keep",
+        "what data parallelism shards takes less. Plans of scripts for NPUs are made with the kernels of",
+        "torch_npu (`--platform fake-npu`) where the table says so, all others with those of CPUs, which keep",
         "more than those of the device where a feature has none for CPUs (flash attention without its flag,",
         "products that communicate).",
         "",
@@ -180,7 +185,8 @@ def _plan(outcome: dict[str, Any] | None) -> str:
     """Describe the plan of a script in a few words."""
     if outcome is None:
         return "none"
-    ranks, verdict = f"{outcome['ranks']} ranks", outcome["verdict"]
+    kernels = ", kernels of NPUs" if outcome.get("npu") else ""
+    ranks, verdict = f"{outcome['ranks']} ranks{kernels}", outcome["verdict"]
     if verdict == "bad":
         return f"{ranks}: fails"
     lacking = f", of which {outcome['lacking']} are missing" if verdict == "lacks" else ""
