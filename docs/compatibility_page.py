@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from newer_parts import PARTS
 from tables import code, codes, table
 
 from mindspeed_core import __version__
@@ -87,6 +88,8 @@ def compatibility_page(registry: Registry) -> str:
         "",
         *field_section(),
         "",
+        *part_section(),
+        "",
         *own_memory_section(),
         "",
         "## What to do about a difference",
@@ -145,6 +148,27 @@ def field_section() -> list[str]:
         "Flags are made from the fields of the installed megatron-core; a field that is none says why.",
         "",
         *table(("field", "of", "since", "on the command line"), rows),
+    ]
+
+
+def part_section() -> list[str]:
+    """List what megatron-core gained beside fields, and what becomes of it."""
+    rows = [
+        (
+            code(part.module.removesuffix(".py").replace("/", ".")),
+            part.since,
+            part.verdict,
+            codes((*part.fields, *part.flags)),
+        )
+        for part in PARTS
+    ]
+    return [
+        "## Parts of newer versions",
+        "",
+        "What is more than a field. Fields and flags that ask for such a part have a verdict each: above, in",
+        "the table of fields, or when they are given.",
+        "",
+        *table(("part of `megatron.core`", "since", "here", "asked for with"), rows),
     ]
 
 
