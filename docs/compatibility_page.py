@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from newer_parts import PARTS
 from tables import code, codes, table
@@ -26,6 +28,7 @@ from mindspeed_megatron.touch_points.changes import changes
 from mindspeed_megatron.touch_points.record import index, known_uses, known_version
 from mindspeed_train.arguments.refusals import REFUSALS
 
+PROOFS = Path(__file__).parents[1] / "plugins/mindspeed_testing/tests/version_proofs.json"
 _SWAP_PAGE = (
     "[swap-attention](../../plugins/mindspeed_memory/src/mindspeed_memory/docs/swap-attention.md"
     "#beside-megatron-cores-own-offloading)"
@@ -58,6 +61,8 @@ def compatibility_page(registry: Registry) -> str:
             ("platform", "megatron-core", "torch", "Python", "extent"),
             ((code(t.platform), t.megatron_core, t.torch, t.python, t.extent) for t in TRIALS),
         ),
+        "",
+        *proof_section(),
         "",
         "Everything else is not tested and only expected to work: no CUDA device and no NPU runs the suite.",
         "The CUDA platform is written against torch's sources and tested with stand-ins for the device; how",
@@ -99,6 +104,21 @@ def compatibility_page(registry: Registry) -> str:
         "feature; the plan refuses a feature whose requirement is not met.",
     ]
     return "\n".join(lines)
+
+
+def proof_section() -> list[str]:
+    """Count the proofs of stable features that were run on other megatron-cores than that of the suite."""
+    rows = []
+    for pair, record in json.loads(PROOFS.read_text(encoding="utf-8")).items():
+        python, _, core = pair.partition(" x ")
+        passed, failed = sum(record["passed"].values()), codes(record["failed"]) or "none"
+        rows.append((python, core, record["proofs"], passed, failed, record["without an outcome"]))
+    return [
+        "`tools/version_proofs.py` runs the proofs of all stable features with the megatron-core that is",
+        "installed, the first one of every feature before the others:",
+        "",
+        *table(("Python", "megatron-core", "proofs", "passed", "failed", "not run"), rows),
+    ]
 
 
 def touch_point_section() -> list[str]:

@@ -29,10 +29,10 @@ def test_proofs_of_our_stable_features_run_the_first_of_each_before_all_others(p
 
 
 def test_a_name_chooses_proofs(proofs):
-    chosen = version_proofs.stable_proofs(Registry.discover(), ["flash-attention"])
+    chosen = version_proofs.stable_proofs(Registry.discover(), ["flash-attn"])
 
     assert chosen
-    assert all(proof.name.startswith("flash-attention") for proof in chosen)
+    assert all(proof.name.startswith("flash-attn") for proof in chosen)
 
 
 def test_the_record_says_what_is_missing_and_keeps_other_pairs(proofs, tmp_path):

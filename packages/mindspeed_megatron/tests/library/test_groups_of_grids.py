@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
 from megatron.core.hyper_comm_grid import HyperCommGrid
 from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.process_groups_config import ProcessGroupCollection
 from own_loop import described, of_the_batches, recorded
 
@@ -21,11 +24,14 @@ EXPERTS = (
     *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32", "--moe-grouped-gemm"),
     *("--moe-token-dispatcher-type", "alltoall"),
 )
-KERNELS = ("--use-flash-attn", "--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb")
+KERNELS = (
+    *("--use-flash-attn", "--use-fused-rmsnorm", "--use-fused-swiglu"),
+    *("--use-fused-rotary-pos-emb", "--position-embedding-type", "rope"),
+)
 CASES = {
     "a dense model": (LLAMA, ()),
     "a dense model with features": (LLAMA, KERNELS),
-    "experts with features": ((*LLAMA, *EXPERTS), (*KERNELS, "--moe-alltoall-overlap-comm")),
+    "experts with features": ((*LLAMA, *EXPERTS), (*KERNELS, "--moe-permute-fusion")),
 }
 FURTHER = "tp_cp tp_ep tp_ep_pp tp_dp_cp dp_cp intra_dp_cp mp embd pos_embd expt_dp".split()
 
@@ -73,21 +79,29 @@ class Copies:
 
 
 def refitted(model_flags, feature_flags):
-    """Logits of a model that every rank has whole, and of its refitted copy of two tensor-parallel ranks."""
+    """Logits of a model that each rank has whole, and of a copy on two ranks with features."""
     from megatron.core.resharding.copy_services.base import CopyService
     from megatron.core.resharding.refit import swap_model_weights
 
     CopyService.register(Copies)
     with recorded(*model_flags, "--weight-decay", "0") as (memory, run):
         args = run.args
+        # Each rank has samples of its own there.
         tokens = memory.batches[0][0].tokens
+        dist.broadcast(tokens, 0)
     _, (config, *_) = described(*model_flags)
     flags = [*of_the_batches(args), *feature_flags]
     logits = []
+    layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
+    whole = build(config, layers, args, ProcessGroupCollection.use_mpu_process_groups())
+    for parameter in whole.parameters():
+        dist.broadcast(parameter.data, 0)
+    config = replace(config, tensor_model_parallel_size=2)
     with activate(flags, platform="cpu", configs=(config,)) as session:
-        whole = build(session, config, args, ProcessGroupCollection.use_mpu_process_groups())
-        config.tensor_model_parallel_size = 2
-        parts = build(session, config, args, groups_of_a_grid())
+        pg = groups_of_a_grid()
+        session.build_groups(pg)
+        config = session.config(config)
+        parts = session.model(build(config, session.layer_spec(config), args, pg))
         swap_model_weights(whole, parts, Copies())
         positions = torch.arange(tokens.shape[1]).expand_as(tokens)
         for model in (whole, parts):
@@ -98,20 +112,17 @@ def refitted(model_flags, feature_flags):
     return logits[0].numpy(), torch.cat(gathered, dim=-1).numpy()
 
 
-def build(session, config, args, pg):
+def build(config, layers, args, pg):
     """Build a model whose groups are these."""
-    session.build_groups(pg)
-    config = session.config(config)
-    model = GPTModel(
+    return GPTModel(
         config,
-        session.layer_spec(config),
+        layers,
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.seq_length,
         position_embedding_type="rope",
         share_embeddings_and_output_weights=False,
         pg_collection=pg,
     )
-    return session.model(model)
 
 
 @pytest.mark.parametrize("case", CASES)
