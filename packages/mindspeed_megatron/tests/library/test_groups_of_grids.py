@@ -21,7 +21,7 @@ LLAMA = (
     *("--position-embedding-type", "rope", "--untie-embeddings-and-output-weights"),
 )
 EXPERTS = (
-    *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32", "--moe-grouped-gemm"),
+    *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32"),
     *("--moe-token-dispatcher-type", "alltoall"),
 )
 KERNELS = (
@@ -31,7 +31,7 @@ KERNELS = (
 CASES = {
     "a dense model": (LLAMA, ()),
     "a dense model with features": (LLAMA, KERNELS),
-    "experts with features": ((*LLAMA, *EXPERTS), (*KERNELS, "--moe-permute-fusion")),
+    "experts with features": ((*LLAMA, *EXPERTS), KERNELS),
 }
 FURTHER = "tp_cp tp_ep tp_ep_pp tp_dp_cp dp_cp intra_dp_cp mp embd pos_embd expt_dp".split()
 

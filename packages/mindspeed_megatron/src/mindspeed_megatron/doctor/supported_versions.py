@@ -126,6 +126,13 @@ TRIALS = (
         "the tests of the core, mindspeed-megatron and mindspeed-tp, and of the features of every other "
         "family, not the suite",
     ),
+    Trial(
+        "cpu",
+        "0.19.2",
+        "2.13.0",
+        "3.13",
+        "`bootstrap.py demo` on a Python with nothing installed: tokenizer, training, resume, samples",
+    ),
     Trial("cpu", "Megatron-LM core_v0.16.1", "2.13.0", "3.11", "losses of its own scripts, step by step"),
     Trial(
         "cpu",
