@@ -14,6 +14,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from own_loop import described, of_the_batches, recorded
 
 from mindspeed_core.activation import activate
+from mindspeed_megatron.global_state import destroy_megatron_state
 from mindspeed_testing import run_world
 
 LLAMA = (
@@ -109,6 +110,7 @@ def refitted(model_flags, feature_flags):
                 logits.append(model.eval()(tokens, positions, None))
     gathered = [torch.empty_like(logits[1]) for _ in range(2)]
     dist.all_gather(gathered, logits[1].contiguous())
+    destroy_megatron_state()
     return logits[0].numpy(), torch.cat(gathered, dim=-1).numpy()
 
 
@@ -125,7 +127,17 @@ def build(config, layers, args, pg):
     )
 
 
+def each(cases):
+    return {case: refitted(*CASES[case]) for case in cases}
+
+
+@pytest.fixture(scope="module")
+def answers(asked_for):
+    return run_world(each, 2, [case for case in CASES if case in asked_for("case")], timeout=200)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_model_on_groups_of_a_grid_is_refitted_and_answers_like_the_whole_one(case):
-    for whole, parts in run_world(refitted, 2, *CASES[case], timeout=200):
+def test_a_model_on_groups_of_a_grid_is_refitted_and_answers_like_the_whole_one(answers, case):
+    for rank in answers:
+        whole, parts = rank[case]
         assert abs(whole - parts).max() < 1e-5 * abs(whole).max()
