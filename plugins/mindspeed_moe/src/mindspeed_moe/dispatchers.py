@@ -35,22 +35,10 @@ class LaunchedAllToAllDispatcher(MoEAlltoAllTokenDispatcher):
 
     Attributes:
         before_gradients: of a call, called in backward before it waits for what it launched.
-        chooses_fewer: of a call, whether some of its tokens have fewer experts than the router chooses.
     """
 
     tokens_per_expert: Any
-    num_out_tokens: Any
     before_gradients: Callable[[], None] | None = None
-    chooses_fewer: bool = False
-
-    def preprocess(self, routing_map: Tensor) -> Tensor:
-        """Count what is sent; return the rows of each local expert, ``[E]``."""
-        rows: Tensor = super().preprocess(routing_map)
-        if self.chooses_fewer and not self.drop_and_pad:
-            # Since 0.17 megatron-core sorts as many rows as the router chooses, whatever the map holds.
-            self.num_out_tokens = routing_map.sum()
-            self._maybe_update_cuda_sync_point("before_permutation_1")
-        return rows
 
     def launch_dispatch(
         self,
@@ -149,15 +137,14 @@ class LaunchedAllToAllDispatcher(MoEAlltoAllTokenDispatcher):
 
     def _permute(self, tokens: Tensor, probs: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return rows ``[m, h]`` of ``[tokens, h]`` by expert, their probabilities ``[m]``, and the order."""
-        # Since 0.17 megatron-core says behind these how rows were padded, which only low precision does.
-        rows, beside, order, *_ = permute(
+        permuted: tuple[Tensor, Tensor | None, Tensor] = permute(
             tokens,
             self.routing_map,
             probs=probs,
             num_out_tokens=self.num_out_tokens,
             drop_and_pad=self.drop_and_pad,
         )
-        return rows, beside, order
+        return permuted
 
     def _split(self, splits: Any) -> list[int]:
         """Return numbers of rows as integers; without any each rank gets the capacity of its experts."""

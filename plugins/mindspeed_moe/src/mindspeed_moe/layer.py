@@ -175,7 +175,6 @@ class LaunchedMoELayer(MoELayer):
         experts: Any = self.experts
         copies = self._hot.copies(chosen, routing_map, probs)
         hidden = copies.at_input(hidden, experts.weight1, experts.weight2)
-        call.chooses_fewer = True
         call.launch_dispatch(hidden, copies.others, probs, lambda: None)
         here, _ = experts(copies.tokens(hidden), copies.rows, copies.probs, copies)
         results, _ = experts(*call.wait_dispatch())
