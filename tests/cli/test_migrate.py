@@ -228,3 +228,89 @@ def test_one_of_several_commands_is_chosen(tmp_path, capsys):
     status, shown = run(capsys, path, "--launch", 3)
     assert status == 1
     assert "has 2 commands, in lines 1, 2" in shown.err + shown.out
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "expected"),
+    [
+        ("A=''", "--a ${A:-3}", ["--a", "3"]),
+        ("A=''", "--a=${A-3}", ["--a="]),
+        ("", "--a ${NO:-3 4} --b", ["--a", "3", "4", "--b"]),
+        ("V=2", '${V:+--a "$V"} --b', ["--a", "2", "--b"]),
+        ("V=''", "${V:+--a} --b", ["--b"]),
+        ("V=''", "${V+--a} --b", ["--a", "--b"]),
+        ("A=b", '--a "${A:-x y}" "${NO:-x y}"', ["--a", "b", "x y"]),
+    ],
+)
+def test_other_words_take_the_place_of_a_variable_as_in_the_shell(before, text, expected):
+    launch = only(f"{before}\ntorchrun pretrain_gpt.py {text}\n")
+    assert list(launch.flags) == expected
+    assert launch.unresolved == ()
+
+
+BEGIN = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --mock-data "
+REST = "--seq-length 32 --micro-batch-size 1 --train-iters 1 --lr 1e-3 --tokenizer-type NullTokenizer"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("$MOE_ARGS {}", "$MOE_ARGS is set nowhere"),
+        ("{} $@", "$@ is an argument"),
+        ('${{VP:+--num-layers-per-virtual-pipeline-stage "$VP"}} {}', "$VP is set nowhere"),
+    ],
+)
+def test_a_variable_that_is_set_nowhere_is_nothing_behind_a_whole_flag(tmp_path, capsys, text, said):
+    path = tmp_path / "pretrain.sh"
+    path.write_text(f"{BEGIN}{text.format(REST)} --vocab-size 128\n")
+    assert main(["migrate", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (sentence,) = found["left_out"]
+    assert said in sentence
+    assert not any("$" in word for word in found["command"])
+
+
+def test_a_variable_that_a_flag_waits_for_is_a_value_to_write(tmp_path, capsys):
+    path = tmp_path / "pretrain.sh"
+    path.write_text(f"{BEGIN}{REST} --vocab-size $WORDS\n")
+    assert main(["migrate", str(path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["left_out"] == []
+    assert found["unresolved"] == ["$WORDS is set nowhere in this script; write the value"]
+
+
+def test_the_shell_replaces_what_was_its_own_and_nothing_else(tmp_path, capsys):
+    path, new = tmp_path / "pretrain.sh", tmp_path / "new.sh"
+    path.write_text(f"{BEGIN}{REST} --vocab-size 128 --save out/$RUN/$(date) --tiktoken-pattern 'a$b \"c'\n")
+    main(["migrate", str(path), "--write", str(new)])
+    assert 'out/"$RUN"/"$(date)"' in new.read_text()
+    capsys.readouterr()
+    main(["migrate", "--", "--save", "$(touch x)"])
+    assert "'$(touch x)'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("tasks/pretrain_bert.py", "BERT, T5 and retrieval models are not trained here"),
+        ("pretrain_vision_classify.py", "vision models"),
+        ("pretrain_mamba.py", "hybrid and Mamba"),
+    ],
+)
+def test_the_training_of_another_model_is_refused_by_its_program(tmp_path, capsys, program, says):
+    path = tmp_path / "pretrain.sh"
+    path.write_text(f"{BEGIN}{REST} --vocab-size 128\n".replace("pretrain_gpt.py", program))
+    assert main(["migrate", str(path), "--json"]) == 1
+    (refused,) = [one for one in json.loads(capsys.readouterr().out)["flags"] if one["verdict"] == "refused"]
+    assert refused["flag"] == program
+    assert says in refused["text"]
+    assert main(["migrate", str(path), "--host", "megatron-lm"]) == 0
+
+
+def test_a_script_that_trains_nothing_names_the_command_that_does_its_work(tmp_path, capsys):
+    path = tmp_path / "prepare.sh"
+    path.write_text("python ./preprocess_data.py --input a --output-prefix b\n")
+    assert main(["migrate", str(path)]) == 1
+    assert "line 1 starts ./preprocess_data.py" in capsys.readouterr().err
+    path.write_text(f"python ./preprocess_data.py --input a\n{BEGIN}{REST} --vocab-size 128\n")
+    assert main(["migrate", str(path)]) == 0

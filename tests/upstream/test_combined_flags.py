@@ -41,6 +41,27 @@ def said(found):
     ("flags", "world_size", "active", "says"),
     [
         pytest.param(
+            "--ddp-average-in-collective",
+            2,
+            None,
+            "gradients are divided before they are summed",
+            id="means of gradients where the backend has none",
+        ),
+        pytest.param(
+            f"{EXPERTS} --use-transformer-engine-op-fuser",
+            2,
+            None,
+            "--use-transformer-engine-op-fuser",
+            id="operations that TransformerEngine fuses",
+        ),
+        pytest.param(
+            f"{EXPERTS} --moe-model-type deepspeed_moe --noisy-gate-policy RSample",
+            2,
+            "moe-deepspeed",
+            "two are made without noise",
+            id="noise of one choice beside two choices",
+        ),
+        pytest.param(
             f"{EXPERTS} --moe-permutation-async-comm --moe-token-dispatcher-type alltoall {SHARED}",
             2,
             "moe-async-comm",
@@ -108,3 +129,4 @@ def test_what_stands_down_is_not_asked_of_megatron_core():
     flags = f"{EXPERTS} --moe-permute-fusion --moe-token-dispatcher-type flex"
     assert checked(flags, 2).args.moe_token_dispatcher_type == "alltoall"
     assert checked(flags, 2).args.moe_permute_fusion is False
+    assert checked("--ddp-average-in-collective", 2).args.ddp_average_in_collective is False

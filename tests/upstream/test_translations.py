@@ -302,10 +302,11 @@ def test_what_prepares_records_and_names_formats_is_noted():
     parsed = parse(
         "--stage sft --handler-name AlpacaStyleInstructionHandler --prompt-type qwen3 --enable-thinking true "
         "--workers 4 --padded-samples --pad-to-multiple-of 8 --tokenizer-padding-side left "
-        "--max-batch-size 4 --model-type-hf qwen3 --enable-hf2mg-convert --lora-fusion"
+        "--max-batch-size 4 --model-type-hf qwen3 --enable-hf2mg-convert --lora-fusion "
+        "--lora-ckpt-filter"
     )
     assert parsed.problems == ()
-    assert len(parsed.flag_notes) == 12
+    assert len(parsed.flag_notes) == 13
 
 
 def test_the_note_says_what_is_read_and_what_leaves():

@@ -8,7 +8,7 @@ from mindspeed_core.resolver.plan import PlanError
 from mindspeed_moe.features.deepspeed_proofs import DEEPSPEED, NO_DROP, PADDED
 from mindspeed_moe.features.pipe_experts_proofs import PIPE
 from mindspeed_moe.features.proofs import EP2, GATHERED, MODEL, OVERLAP, SHARED
-from mindspeed_moe.options import layer_options
+from mindspeed_moe.options import gshard_options, layer_options
 from mindspeed_testing.model_flags import training_flags
 
 INSTALLED = Registry.discover()
@@ -40,7 +40,6 @@ def options(*flags):
             (*MODEL, *DEEPSPEED, "--moe-router-topk", "3"),
             "with --moe-router-topk 3: a token has 1 or 2 choices",
         ),
-        ((*MODEL, *DEEPSPEED, "--noisy-gate-policy", "RSample"), "RSample draws one choice"),
         ((*MODEL, *NO_DROP, *FACTOR, "2"), "nothing is dropped at any factor"),
         ((*MODEL, *DEEPSPEED, "--moe-dynamic-padding"), "--moe-dynamic-padding needs --moe-no-drop"),
         ((*MODEL, *DEEPSPEED, "--expert-interval", "0"), "--expert-interval 0 is no number of layers"),
@@ -106,6 +105,7 @@ def test_what_cannot_work_is_refused_with_the_way_out(flags, message):
     ("flags", "note"),
     [
         ((*DEEPSPEED, "--enable-token-rearrange-opt"), "--enable-token-rearrange-opt has no effect"),
+        ((*DEEPSPEED, "--noisy-gate-policy", "RSample"), "two are made without noise, as in MindSpeed"),
         (NO_DROP, "megatron-core's dropless layer but for the balance loss"),
         ((*DEEPSPEED, *FACTOR, "0.5"), "0.5 is decided by each rank on its tokens"),
         ((*PADDED, "--moe-use-sinkhorn"), "--moe-use-sinkhorn balances the tokens of a rank"),
@@ -153,3 +153,9 @@ def test_a_pipeline_of_one_item_is_none():
 def test_whole_experts_that_are_kept_apart_train_as_without(mindspeed_equivalence):
     layout = (*MODEL, *EP2, *DEEPSPEED)
     mindspeed_equivalence((*layout, *PIPE, "--pipe-experts-multi-stream"), layout, world_size=2, steps=1)
+
+
+@pytest.mark.parametrize(("choices", "noise"), [("1", "RSample"), ("2", None)])
+def test_noise_that_draws_one_choice_is_none_beside_two(choices, noise):
+    found = prepared(*MODEL, *DEEPSPEED, "--noisy-gate-policy", "RSample", "--moe-router-topk", choices)
+    assert gshard_options(found.args).noise == noise

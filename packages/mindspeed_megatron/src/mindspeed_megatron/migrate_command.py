@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,8 @@ def command(
     """Say what becomes of SCRIPT.sh, or of the flags behind --: used, noted, translated or refused.
 
     The script is read and never run. What only running could tell is named, and stays as it is written.
-    Exit status 1 where the command does not start as it is.
+    A variable that is set nowhere is nothing, as in the shell, and is named too. Exit status 1 where the
+    command does not start as it is.
 
     \b
     mindspeed-features migrate pretrain.sh --write new.sh
@@ -58,22 +59,24 @@ def command(
     from mindspeed_megatron.migrate.report import command_of, migration_of, shown_command
 
     registry = Registry.discover()
-    launch = _launch(flags, number)
+    launch = _without_empty_words(_launch(flags, number), flag_set(registry, host))
     words = _with_files(launch.flags, flag_set(registry, host))
-    found = migration_of(words, host, "auto", registry)
+    found = migration_of(words, host, "auto", registry, launch.program)
     new = command_of(found.argv, launch.launcher, launch.program, host)
+    text = shown_command(new, launch.expressions)
     if target is not None:
-        _write(target, launch, shown_command(new))
+        _write(target, launch, text)
     if as_json:
         emit(json.dumps(_as_json(found, launch, new), indent=2))
     else:
-        _print(found, launch, shown_command(new), target)
+        _print(found, launch, text, target)
     if not found.ok or launch.unresolved:
         context.exit(EXIT_PROBLEMS)
 
 
 def _launch(flags: tuple[str, ...], number: int) -> Launch:
     """Return the command that is meant: that of a script, or the flags themselves."""
+    from mindspeed_megatron.migrate.programs import trainings
     from mindspeed_megatron.migrate.script import Launch, launches_of
 
     if not flags:
@@ -87,7 +90,9 @@ def _launch(flags: tuple[str, ...], number: int) -> Launch:
     path = Path(flags[0])
     if path.suffix in (".yaml", ".yml"):
         return Launch(0, (), "mindspeed-train", ("--yaml-cfg", str(path)))
-    launches = launches_of(_read(path))
+    launches, others = trainings(launches_of(_read(path)))
+    if others and not launches:
+        raise UserError(f"{path}: {others[0]}")
     if not launches:
         raise UserError(
             f"{path}: has no command that starts a training (python or torchrun with a script, or "
@@ -100,6 +105,18 @@ def _launch(flags: tuple[str, ...], number: int) -> Launch:
         lines = ", ".join(f"{at} in line {launch.line}" for at, launch in enumerate(launches, start=1))
         emit(f"{path} starts {len(launches)} trainings, {lines}: this is {number} (--launch)", err=True)
     return launches[number - 1]
+
+
+def _without_empty_words(launch: Launch, known: FlagSet) -> Launch:
+    """Leave out the variables that are nothing in the shell, and say so of each."""
+    from mindspeed_megatron.migrate.empty_words import without_empty_words
+
+    kept, empty = without_empty_words(launch.flags, launch.unset, known)
+    left_out = [f"{word} {launch.reason_for(word)}" for word in empty]
+    sentences = tuple(s for s in launch.unresolved if not any(f"{said};" in s for said in left_out))
+    return replace(
+        launch, flags=kept, unresolved=sentences, left_out=tuple(dict.fromkeys((*launch.left_out, *left_out)))
+    )
 
 
 def _read(path: Path) -> str:
@@ -130,7 +147,11 @@ def _with_files(words: tuple[str, ...], flag_set: FlagSet) -> list[str]:
 
 
 def _write(target: Path, launch: Launch, text: str) -> None:
-    exports = "".join(f"export {name}={_quoted(value)}\n" for name, value in launch.exports)
+    from mindspeed_megatron.migrate.report import quoted
+
+    exports = "".join(
+        f"export {name}={quoted(value, launch.expressions)}\n" for name, value in launch.exports
+    )
     try:
         with target.open("x", encoding="utf-8", newline="\n") as file:
             file.write(f"#!/usr/bin/env bash\nset -e\n{exports}{text}\n")
@@ -138,12 +159,6 @@ def _write(target: Path, launch: Launch, text: str) -> None:
         raise UserError(f"--write {target}: is there already; name another file") from None
     except OSError as error:
         raise UserError(f"--write {target}: cannot be written ({error.strerror or error})") from None
-
-
-def _quoted(value: str) -> str:
-    import shlex
-
-    return value if value.startswith("$") else shlex.quote(value)
 
 
 def _print(found: Migration, launch: Launch, text: str, target: Path | None) -> None:
@@ -175,6 +190,10 @@ def _print(found: Migration, launch: Launch, text: str, target: Path | None) -> 
         emit(f"do not go together ({len(found.problems)})")
         for problem in found.problems:
             emit(f"  {problem}")
+    if launch.left_out:
+        emit(f"left out: nothing, unless the environment sets it ({len(launch.left_out)})")
+        for sentence in launch.left_out:
+            say(sentence, indent=2, hang=2)
     if launch.unresolved:
         emit(f"not resolved ({len(launch.unresolved)})")
         for sentence in launch.unresolved:
@@ -190,6 +209,7 @@ def _as_json(found: Migration, launch: Launch, new: tuple[str, ...]) -> dict[str
         "flags": [asdict(flag) for flag in found.flags],
         "problems": [asdict(problem) for problem in found.problems],
         "unresolved": list(launch.unresolved),
+        "left_out": list(launch.left_out),
         "packages": list(found.packages),
         "command": list(new),
     }

@@ -185,10 +185,16 @@ def gshard_options(args: Any) -> GShard:
     return GShard(
         factor=args.moe_train_capacity_factor if drops else None,
         padded=drops or args.moe_dynamic_padding,
-        noise=None if args.noisy_gate_policy in (None, "None") else args.noisy_gate_policy,
+        noise=_noise(args),
         random_tokens=args.use_rts,
         sinkhorn=args.moe_use_sinkhorn,
     )
+
+
+def _noise(args: Any) -> str | None:
+    """Return the noise of the router; `RESAMPLE` is for one choice, and two are made without any."""
+    without = {None, "None"} | ({RESAMPLE} if getattr(args, "moe_router_topk", None) == 2 else set())
+    return None if args.noisy_gate_policy in without else args.noisy_gate_policy
 
 
 def device_losses(args: Any) -> DeviceLosses:

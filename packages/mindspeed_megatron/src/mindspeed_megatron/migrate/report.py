@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindspeed_core.activation import plan_for
+from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.flags.core import CORE_OWNER
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.flags.notes import FlagNote
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError, Problem
+from mindspeed_megatron.migrate.programs import WAY_OUT, other_model
 from mindspeed_megatron.upstream.verdicts import NOTED, REFUSED, TRANSLATED, USED
 
 
@@ -56,7 +59,9 @@ class Migration:
         return not self.problems and all(flag.verdict != REFUSED for flag in self.flags)
 
 
-def migration_of(words: Sequence[str], host: str, platform: str, registry: Registry) -> Migration:
+def migration_of(
+    words: Sequence[str], host: str, platform: str, registry: Registry, program: str = ""
+) -> Migration:
     """Judge every flag of a command line.
 
     Args:
@@ -64,6 +69,7 @@ def migration_of(words: Sequence[str], host: str, platform: str, registry: Regis
         host: the host in which they are to be used.
         platform: the platform on which.
         registry: what is installed.
+        program: the program that the words were for.
 
     Raises:
         mindspeed_core.registry.RegistryError: the host is not installed.
@@ -83,6 +89,8 @@ def migration_of(words: Sequence[str], host: str, platform: str, registry: Regis
         except PlanError as error:
             problems = error.problems
     found, packages = [], set[str]()
+    if reason := other_model(program) if host == DEFAULT_HOST else "":
+        found.append(FlagReport(program, REFUSED, reason, WAY_OUT))
     for given in known.given(words):
         option, shown = given.option, str(given)
         if option in refused:
@@ -128,16 +136,27 @@ def command_of(argv: Sequence[str], launcher: Sequence[str], program: str, host:
     return (*words, *target, *argv)
 
 
-def shown_command(command: Sequence[str]) -> str:
-    """Return a command over several lines, a flag and its values on each."""
+def shown_command(command: Sequence[str], expressions: Sequence[str] = ()) -> str:
+    """Return a command over several lines, a flag and its values on each.
+
+    Args:
+        command: its words.
+        expressions: what stands in them for the shell.
+    """
     lines: list[list[str]] = [[]]
     for word in command:
         if word.startswith("--") and lines[-1]:
             lines.append([])
         lines[-1].append(word)
-    return " \\\n  ".join(" ".join(map(_quoted, line)) for line in lines)
+    return " \\\n  ".join(" ".join(quoted(word, expressions) for word in line) for line in lines)
 
 
-def _quoted(word: str) -> str:
-    # What only running can tell stays for the shell.
-    return word if word.startswith("$") else shlex.quote(word)
+def quoted(word: str, expressions: Sequence[str]) -> str:
+    """Return a word for the shell, which replaces the expressions in it and nothing else."""
+    if word in expressions:
+        return word
+    pattern = "|".join(re.escape(text) for text in sorted(expressions, key=len, reverse=True))
+    parts = re.split(f"({pattern})", word) if pattern else [word]
+    if len(parts) == 1:
+        return shlex.quote(word)
+    return "".join(f'"{part}"' if at % 2 else part and shlex.quote(part) for at, part in enumerate(parts))

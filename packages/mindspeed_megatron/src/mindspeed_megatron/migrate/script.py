@@ -23,12 +23,16 @@ from mindspeed_megatron.migrate.shell_words import (
 )
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
-_EXPRESSION = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|[0-9#?])(?:\[[@*]\])?(?::?-(.*))?\Z", re.DOTALL)
+_EXPRESSION = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|[0-9#?@*])(?:\[[@*]\])?(?:(:?[-+])(.*))?\Z", re.DOTALL)
 _BLANKS = " \t\n"
 _OPENING = ("if", "for", "while", "until", "case", "select")
 _CLOSING = ("fi", "done", "esac")
 _PROGRAMS = ("mindspeed-train",)
 _YOURS = re.compile(r"your [\w ./-]+\Z")
+UNSET = "is set nowhere in this script"
+"""What is said of a variable that only the environment could hold."""
+ARGUMENT = "is an argument of the script"
+"""What is said of an argument."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,9 @@ class Launch:
         flags: the words behind it.
         exports: variables of the environment, by name, that the script sets before.
         unresolved: a sentence for each word that only running could tell.
+        expressions: what stands in words for the shell, as it is written there.
+        unset: those of them whose variable is set nowhere in the script.
+        left_out: a sentence for each word that is nothing, since its variable is set nowhere.
     """
 
     line: int
@@ -50,6 +57,13 @@ class Launch:
     flags: tuple[str, ...]
     exports: tuple[tuple[str, str], ...] = ()
     unresolved: tuple[str, ...] = ()
+    expressions: tuple[str, ...] = ()
+    unset: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def reason_for(self, expression: str) -> str:
+        """Return why an expression that stands for no word is none."""
+        return ARGUMENT if expression in ("$@", "$*") else UNSET
 
 
 @dataclass
@@ -57,7 +71,7 @@ class _Values:
     """Values of the script's variables: their words, or why they are not known."""
 
     words: dict[str, list[str]] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, tuple[str, ...]] = field(default_factory=dict)
     exported: dict[str, str] = field(default_factory=dict)
 
 
@@ -74,6 +88,8 @@ class _Script:
         self._values = _Values()
         self._blocks: list[str] = []
         self._unresolved: list[str] = []
+        self._left_out: list[str] = []
+        self._expressions: dict[str, bool] = {}
 
     def launches(self) -> Iterator[Launch]:
         """Follow the script."""
@@ -157,7 +173,7 @@ class _Script:
         values = self._values
         if self._blocks:
             block = self._blocks[-1]
-            values.unknown[name] = f"line {words[0].line} sets it inside of `{block}`"
+            values.unknown[name] = (f"line {words[0].line} sets it inside of `{block}`",)
             values.words.pop(name, None)
             return
         known = values.words.get(name, [])
@@ -166,7 +182,7 @@ class _Script:
         )
         values.unknown.pop(name, None)
         if reasons:
-            values.unknown[name] = reasons[0]
+            values.unknown[name] = tuple(dict.fromkeys(reasons))
         if exported and len(values.words[name]) == 1:
             values.exported[name] = values.words[name][0]
 
@@ -191,6 +207,9 @@ class _Script:
             tuple(expanded[behind:]),
             tuple(self._values.exported.items()),
             tuple(unresolved),
+            tuple(self._expressions),
+            tuple(text for text, unset in self._expressions.items() if unset),
+            tuple(dict.fromkeys(self._left_out)),
         )
 
     def _expanded(self, parts: Sequence[Part]) -> list[str]:
@@ -201,6 +220,8 @@ class _Script:
             if part.kind == VARIABLE and re.search(r"\[[@*]\]\Z", part.text.split(":")[0]):
                 pieces = self._value(part)
                 pieces = pieces if part.quoted else [each for piece in pieces for each in piece.split()]
+            elif part.kind == VARIABLE and not part.quoted and self._other_word(part) is not None:
+                pieces = self._value(part)
             else:
                 text = self._text(part)
                 cut = part.kind == VARIABLE and not part.quoted
@@ -225,38 +246,59 @@ class _Script:
             return part.text
         if part.kind == COMMAND:
             self._unresolved.append(f"{part.text} has to be run; write the value")
-            return part.text
+            return self._for_the_shell(part.text)
         if part.kind == ARITHMETIC:
             found = _sum(part.text, lambda name: " ".join(self._value(Part(VARIABLE, name))))
             if found is None:
                 self._unresolved.append(f"$(({part.text})) cannot be computed; write the value")
-                return f"$(({part.text}))"
+                return self._for_the_shell(f"$(({part.text}))")
             return found
         return " ".join(self._value(part))
+
+    def _for_the_shell(self, text: str, unset: bool = False) -> str:
+        """Return what stays in a word as it is written, and remember it."""
+        self._expressions[text] = unset
+        return text
+
+    def _other_word(self, part: Part) -> str | None:
+        """Return the word of ``${NAME:-word}`` or ``${NAME:+word}`` where the shell takes it, else None."""
+        match = _EXPRESSION.match(part.text)
+        if match is None or match.group(2) is None or match.group(1) in self._values.unknown:
+            return None
+        name, operator, word = match.groups()
+        words = self._values.words.get(name)
+        # With a colon an empty value counts as none.
+        there = words is not None and ((words not in ([], [""])) if operator[0] == ":" else True)
+        return word if there == (operator[-1] == "+") else None
 
     def _value(self, part: Part) -> list[str]:
         match = _EXPRESSION.match(part.text)
         if match is None:
             self._unresolved.append(f"${{{part.text}}} is more than a variable; write the value")
-            return [f"${{{part.text}}}"]
-        name, default = match.group(1), match.group(2)
+            return [self._for_the_shell(f"${{{part.text}}}")]
+        other = self._other_word(part)
+        if other is not None:
+            found = [each for token in ShellText(other).tokens() for each in self._expanded(token.parts)]
+            return [" ".join(found)] if part.quoted else found
+        name, operator = match.group(1), match.group(2)
         values = self._values
         if name in values.unknown:
-            self._unresolved.append(f"${name}: {values.unknown[name]}")
-            return values.words.get(name, [f"${name}"])
+            self._unresolved += [f"${name}: {reason}" for reason in values.unknown[name]]
+            return values.words.get(name) or [self._for_the_shell(f"${name}")]
+        if operator is not None and operator[-1] == "+":
+            if name not in values.words:
+                self._left_out.append(f"${{{part.text}}}: ${name} {UNSET}")
+            return []
         if name in values.words:
             words = values.words[name]
             if len(words) == 1 and _YOURS.match(words[0]):
                 self._unresolved.append(f"${name}: {words[0]!r} is a placeholder; write the value")
-                return [f"${name}"]
+                return [self._for_the_shell(f"${name}")]
             return words
-        if default is not None:
-            return [
-                "".join(self._text(part) for token in ShellText(default).tokens() for part in token.parts)
-            ]
-        reason = "is an argument of the script" if name.isdigit() else "is set nowhere in this script"
+        argument = name.isdigit() or name in "@*"
+        reason = ARGUMENT if argument else UNSET
         self._unresolved.append(f"${name} {reason}; write the value")
-        return [f"${name}"]
+        return [self._for_the_shell(f"${name}", unset=not name.isdigit())]
 
 
 def _added(before: list[str], value: list[str]) -> list[str]:

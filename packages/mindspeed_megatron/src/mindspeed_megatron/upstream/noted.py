@@ -124,6 +124,11 @@ NOTED_FLAGS: tuple[Verdict, ...] = (
             "no graphs are captured": "--cuda-graph-modules",
             "the layout of Muon's layer-wise optimizer": "--no-use-layer-wise-param-layout",
             "tuning of the flexible dispatcher": "--moe-flex-dispatcher-num-sms",
+            "fused operations of TransformerEngine, which compute the same": (
+                "--use-transformer-engine-op-fuser --use-grouped-gemm-for-dense-mlp "
+                "--use-grouped-gemm-for-shared-expert --moe-single-grouped-weight --moe-single-grouped-bias "
+                "--mla-down-proj-fusion"
+            ),
             "layers are always TransformerEngine's or megatron-core's own": "--export-te-mcore-model",
         },
     ),

@@ -366,6 +366,7 @@ TRANSLATIONS: Mapping[str, Entry] = {
             "--model-type-hf": "config.json of the directory that is loaded says it",
             "--enable-hf2mg-convert": "--load reads a Hugging Face directory as it is",
             "--lora-fusion": "it chooses a kernel",
+            "--lora-ckpt-filter": "checkpoints of adapters hold the adapters alone",
             "--loss-compute-mode": "the loss is the same; --lm-loss-chunks of mindspeed-tp saves its memory",
             "--loss-chunk-size": "the loss is the same; --lm-loss-chunks of mindspeed-tp saves its memory",
         }.items()

@@ -174,6 +174,11 @@ REFUSALS: tuple[Refusal, ...] = (
             ),
             *_refused("pipeline_model_parallel_comm_backend", "the platform chooses the backend"),
             *_refused(
+                "ddp_average_in_collective",
+                "gloo has no averaging reduction; gradients are divided before they are summed",
+                platforms=("cpu",),
+            ),
+            *_refused(
                 "optimizer_cpu_offload optimizer_offload_fraction use_torch_optimizer_for_cpu_offload "
                 "overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params",
                 "parameters are on the CPU already",

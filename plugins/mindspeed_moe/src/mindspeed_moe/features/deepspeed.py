@@ -159,6 +159,8 @@ class DeepSpeedExperts(Feature):
             found[_ORDERLY] = f"no token is dropped with {_NO_DROP}"
         elif getattr(args, "moe_router_topk", None) == 2:
             found[_ORDERLY] = "with two choices the first tokens are kept; it is for --moe-router-topk 1"
+        if args.noisy_gate_policy == RESAMPLE and getattr(args, "moe_router_topk", None) == 2:
+            found[_NOISE] = f"{RESAMPLE} draws one choice, and two are made without noise, as in MindSpeed"
         return found
 
     @classmethod
@@ -222,10 +224,6 @@ def _of_routes(args: Any) -> Sequence[str]:
     if choices not in (1, 2):
         found.append(
             f"{_FLAG} {_OURS} with --moe-router-topk {choices}: a token has 1 or 2 choices; use 1 or 2"
-        )
-    if args.noisy_gate_policy == RESAMPLE and choices == 2:
-        found.append(
-            f"{_NOISE} {RESAMPLE} draws one choice; use --moe-router-topk 1, or {_NOISE} {JITTER}, or drop it"
         )
     kinds = getattr(args, "moe_router_load_balancing_type", None) or ()
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
