@@ -16,23 +16,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from proof_journal import CHANGED, ROOT, Journal, commit_of_tree, counted
 
-ROOT = Path(__file__).resolve().parents[1]
 TESTS = "plugins/mindspeed_testing/tests/test_lagging_proofs.py"
 PROOFS = f"{TESTS}::test_every_proof_holds_on_the_lagging_device"
 RECORD = ROOT / "plugins/mindspeed_testing/tests/lagging_proofs.json"
-JOURNAL = ROOT / "build/lagging-proofs.jsonl"
-CHANGED = "a changed tree"
+JOURNAL = Journal(ROOT / "build/lagging-proofs.jsonl")
 CONTRACTS = ("HCCL 910B", "NCCL")
 
 
@@ -51,8 +46,7 @@ class Outcomes:
         proof = proof_of(report.nodeid)
         text = "" if report.passed else str(report.longrepr)[-4000:]
         self.found[proof] = {"proof": proof, "commit": self.commit, "passed": report.passed, "text": text}
-        with JOURNAL.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(self.found[proof]) + "\n")
+        JOURNAL.note(self.found[proof])
 
 
 class Collected:
@@ -80,43 +74,12 @@ def proof_of(test: str) -> str:
     return test.partition("[")[2].rpartition("]")[0]
 
 
-def commit_of_tree() -> str:
-    """Return the commit of the tree; a changed tree has none."""
-    head = subprocess.run(("git", "rev-parse", "HEAD"), cwd=ROOT, capture_output=True, text=True, check=True)
-    changed = subprocess.run(
-        ("git", "status", "--porcelain"), cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return CHANGED if changed.stdout.strip() else head.stdout.strip()
-
-
-def journal() -> list[dict[str, object]]:
-    """Return the outcomes that were noted, the oldest first."""
-    if not JOURNAL.exists():
-        return []
-    return [json.loads(line) for line in JOURNAL.read_text(encoding="utf-8").splitlines()]
-
-
-def passed_on(commits: Sequence[str]) -> dict[str, dict[str, object]]:
-    """Return the proofs whose last outcome is that they passed, on one of these commits."""
-    last = {str(one["proof"]): one for one in journal()}
-    return {
-        proof: one
-        for proof, one in last.items()
-        if one["passed"] and any(str(one["commit"]).startswith(commit) for commit in commits)
-    }
-
-
 def record(found: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Return what is recorded of the outcomes of all proofs."""
     return {
         "proofs": len(found),
         "contracts": list(CONTRACTS),
-        "passed": dict(Counter(str(one["commit"]) for one in found if one["passed"])),
-        "failed": sorted(str(one["proof"]) for one in found if not one["passed"]),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "megatron-core")},
-        },
+        **counted(found),
     }
 
 
@@ -129,12 +92,11 @@ def main() -> int:
     parser.add_argument("--since", action="append", default=[], help="a commit whose passed proofs count")
     parser.add_argument("--record", type=Path, default=RECORD, help="file to write")
     given, options = parser.parse_known_args()
-    commit = commit_of_tree()
-    known = {} if given.again else passed_on([*([commit] if commit != CHANGED else []), *given.since])
+    commit = commit_of_tree(RECORD)
+    known = {} if given.again else JOURNAL.passed_on([*([commit] if commit != CHANGED else []), *given.since])
     tests = collected()
     left = [test for test in tests if proof_of(test) not in known]
     outcomes = Outcomes(commit)
-    JOURNAL.parent.mkdir(exist_ok=True)
     if left:
         with tempfile.TemporaryDirectory() as folder:
             chosen = Path(folder, "tests.txt")

@@ -1,6 +1,5 @@
 """The record of a run of all proofs on the lagging device: what passed on which commit, what failed."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import lagging_proofs
+from proof_journal import Journal
 
 
 def outcome(proof, commit, passed=True):
@@ -15,28 +15,23 @@ def outcome(proof, commit, passed=True):
 
 
 @pytest.fixture
-def noted(tmp_path, monkeypatch):
-    path = tmp_path / "journal.jsonl"
-    monkeypatch.setattr(lagging_proofs, "JOURNAL", path)
-
-    def note(*outcomes):
-        path.write_text("".join(json.dumps(one) + "\n" for one in outcomes))
-
-    return note
+def journal(tmp_path):
+    return Journal(tmp_path / "build" / "journal.jsonl")
 
 
-def test_only_what_passed_last_on_a_commit_is_not_run_again(noted):
-    noted(
+def test_only_what_passed_last_on_a_commit_is_not_run_again(journal):
+    for one in (
         outcome("a", "1111"),
         outcome("b", "1111", passed=False),
         outcome("c", "2222"),
         outcome("d", "1111"),
         outcome("d", "1111", passed=False),
         outcome("e", "a changed tree"),
-    )
+    ):
+        journal.note(one)
 
-    assert set(lagging_proofs.passed_on(["1111"])) == {"a"}
-    assert set(lagging_proofs.passed_on(["1111", "22"])) == {"a", "c"}
+    assert set(journal.passed_on(["1111"])) == {"a"}
+    assert set(journal.passed_on(["1111", "22"])) == {"a", "c"}
 
 
 def test_the_record_counts_by_commit_and_names_what_failed():

@@ -42,3 +42,13 @@ def test_a_field_of_a_newer_version_is_refused_where_it_is_set(dest, default, va
 
     assert stands_against(refusal, args, ("cpu",)) is refused
     assert not stands_against(refusal, Namespace(transformer_impl="local"), ("cpu",))
+
+
+@pytest.mark.parametrize(("value", "refused"), [(True, False), (False, True)])
+def test_splitting_for_muon_is_on_without_a_flag_where_no_field_says_so(value, refused, monkeypatch):
+    """megatron-core 0.15 has no such field, and mindspeed-optim's flag sets the attribute."""
+    (refusal,) = [refusal for refusal in REFUSALS if refusal.dest == "muon_split_qkv"]
+    monkeypatch.setattr(refusals, "_defaults", dict)
+    args = Namespace(transformer_impl="local", muon_split_qkv=value)
+
+    assert stands_against(refusal, args, ("cpu",)) is refused

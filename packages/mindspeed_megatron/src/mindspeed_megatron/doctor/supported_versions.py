@@ -135,6 +135,13 @@ TRIALS = (
         "the suite but for its left-out tests, once: 8,383 tests passed; of what failed, not all ran again "
         "after it was mended",
     ),
+    Trial(
+        "cpu",
+        "0.19.2",
+        "2.13.0",
+        "3.13",
+        "`bootstrap.py demo` on a Python with nothing installed: tokenizer, training, resume, samples",
+    ),
     Trial("cpu", "Megatron-LM core_v0.16.1", "2.13.0", "3.11", "losses of its own scripts, step by step"),
     Trial(
         "cpu",

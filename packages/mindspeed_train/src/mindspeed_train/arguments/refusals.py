@@ -67,6 +67,8 @@ def _refused(
     return tuple(Refusal(dest, reason, remedy, (), without, platforms) for dest in dests.split())
 
 
+_MUON = "megatron-core's Muon needs the package emerging_optimizers, and no other one is active"
+_OUR_MUON = "use --optimizer muon of the package mindspeed-optim, or leave it out"
 REFUSALS: tuple[Refusal, ...] = (
     *_te(
         "fp8 fp8_param_gather fp8_dot_product_attention fp8_multi_head_attention fp4 fp4_param "
@@ -260,11 +262,13 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *_refused("moe_use_upcycling", "this host does not convert checkpoints", "train from scratch"),
     *_refused(
-        "muon_momentum muon_split_qkv muon_use_nesterov muon_scale_mode muon_fp32_matmul_prec "
-        "muon_num_ns_steps muon_tp_mode muon_extra_scale_factor",
-        "megatron-core's Muon needs the package emerging_optimizers, and no other one is active",
-        "use --optimizer muon of the package mindspeed-optim, or leave it out",
+        "muon_momentum muon_use_nesterov muon_scale_mode muon_fp32_matmul_prec muon_num_ns_steps "
+        "muon_tp_mode muon_extra_scale_factor",
+        _MUON,
+        _OUR_MUON,
     ),
+    # It is on without a flag, also where megatron-core has no such field.
+    Refusal("muon_split_qkv", _MUON, _OUR_MUON, values=(False,)),
     *_refused("hybrid_context_parallel max_seqlen_per_dp_cp_rank", "it needs a data loader of its own"),
     *_refused("enable_autocast", "parameters are cast as a whole", "use --bf16 or --fp16"),
     *_refused("mrope_section", "positions of text have one dimension", "use --position-embedding-type rope"),
