@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def without_empty_words(
-    words: Sequence[str], unset: Collection[str], known: FlagSet
+    words: Sequence[str], unset: Collection[str], flags: FlagSet
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the words of a command line without variables that no flag waits for, and those variables.
 
     Args:
         words: flags and their values.
         unset: what stands in them for variables that are set nowhere.
-        known: the flags that say how many values they take.
+        flags: the flags that say how many values they take.
     """
     kept: list[str] = []
     empty: list[str] = []
@@ -32,7 +32,7 @@ def without_empty_words(
         if word.startswith("--"):
             option, inline, _ = word.partition("=")
             # A flag that nobody here knows takes its first word.
-            waiting = 0 if inline else most_values(known[option].flag) if option in known else 1
+            waiting = 0 if inline else most_values(flags[option].flag) if option in flags else 1
         elif word in unset and waiting == 0:
             empty.append(word)
             continue
