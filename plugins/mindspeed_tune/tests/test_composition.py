@@ -65,7 +65,7 @@ SPACES = {
     "experts": (EXPERTS, {**PLAIN, TENSOR: (1,), EXPERT: (1, 2), EXPERT_TENSOR: (1,), PIPELINE: (1, 2)}),
 }
 
-RUN_DIRECTLY = {"interleaved": 0.01}
+RUN_DIRECTLY = {"interleaved": 0.01, "recomputation": 0.025}
 """Spaces in which some cells of so small a model do not agree, and by which part of the bytes at most."""
 
 

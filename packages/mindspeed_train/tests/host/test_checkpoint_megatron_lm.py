@@ -129,7 +129,7 @@ def theirs_read_here(folder, flags):
 
 
 def refusal(flags):
-    """What a run says that cannot begin."""
+    """Return what a run that cannot begin says."""
     from mindspeed_core.activation import activate
     from mindspeed_core.errors import CheckpointError
     from mindspeed_train import loop

@@ -127,7 +127,7 @@ class Remembered:
         key = self.key(func, args, kwargs)
         return None if key is None else self._known.get(key)
 
-    def known(self, key: tuple[Any, ...]) -> Results | None:
+    def results_of(self, key: tuple[Any, ...]) -> Results | None:
         """Return what is known of the results of a call by its key."""
         return self._known.get(key)
 

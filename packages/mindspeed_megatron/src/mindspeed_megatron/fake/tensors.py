@@ -65,7 +65,7 @@ class ShapesOnly(FakeTensorMode):
         key = self.remembered.key(func, args, given)
         if key is None:
             return super().dispatch(func, types, args, given)
-        known = self.remembered.known(key)
+        known = self.remembered.results_of(key)
         if known is not None:
             return known.again(args)
         result = super().dispatch(func, types, args, given)

@@ -94,7 +94,9 @@ def _present(facts: Mapping[str, Any], flag: Flag, package: str, adopter: str) -
         _fewer_choices(facts, flag),
     ]
     for refusal in (refusal for refusal in REFUSALS if refusal.dest == flag.dest):
-        if not (refusal.without or refusal.values or refusal.platforms):
+        # A switch has one value that somebody gives.
+        some_values = refusal.values and facts["value"] != "switch"
+        if not (refusal.without or some_values or refusal.platforms):
             if adopter and not refusal.stands_down:
                 notes.append(f"with {adopter}, and refused without: {refusal.reason}")
                 continue
