@@ -70,6 +70,14 @@ def test_features_that_would_keep_less_are_found_by_their_formulas(records):
     assert found["flash-attn"].flags == "--use-flash-attn"
 
 
+def test_samples_of_any_length_are_planned_as_the_longest(runner, records):
+    runner.command = read_command([*COMMAND.split(), "--variable-seq-lengths"], {})
+    plan = make_plan(("train",), records_of(runner))
+    assert plan.ok
+    fixed = [kind.fullest.needed for kind in make_plan(("train",), records).kinds]
+    assert [kind.fullest.needed for kind in plan.kinds] == pytest.approx(fixed, rel=1e-3)
+
+
 def test_a_rank_costs_little(records):
     assert all(record.cost["peak_bytes"] < 2**30 for record in records)
 

@@ -13,13 +13,14 @@ import runpy
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from mindspeed_megatron.hosts.megatron_lm.checkout import find_checkout, is_brought
 from mindspeed_tune.launch_command import MODULE, TRAIN
 
 DELIVERED, EXPLAINED, FAILED = "record", "explained", "failed"
@@ -108,18 +109,27 @@ def _train(arguments: list[str]) -> None:
 
 def _adapt(probe: Any) -> None:
     """Let a Megatron-LM script run through the adaptor, whether it imports it or not."""
-    if find_spec("megatron.training") is None:
+    training = find_spec("megatron.training")
+    if training is None:
         return
     try:
         adaptor = import_module("mindspeed_core.megatron_adaptor")
     except ImportError:
-        place = find_checkout()
-        if place is None or not is_brought(place):
+        if not _is_brought(training.submodule_search_locations or ()):
             raise
         # A script that does not use what megatron-core brings does not need what that imports.
         return
     # The host asks who is there before it chooses what to intercept.
     adaptor.install(extra_plugins=(probe,))
+
+
+def _is_brought(places: Sequence[str]) -> bool:
+    """Return whether an importable ``megatron.training`` is what megatron-core brings since 0.17."""
+    try:
+        brought = Path(str(distribution("megatron-core").locate_file("megatron/training"))).resolve()
+    except PackageNotFoundError:
+        return False
+    return any(Path(place).resolve() == brought for place in places)
 
 
 def _set_place(job: Mapping[str, Any], given: Mapping[str, str]) -> None:
