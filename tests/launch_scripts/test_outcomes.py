@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import plans
 import pytest
 import verdicts
+from checked_lines import Script
 from verdicts import BAD, LACKS, OK, Record, summary
 
 NAMES = {"1": ["one:a", "other:b"], "2": ["one:c"]}
@@ -73,3 +74,10 @@ def test_a_plan_is_good_refused_with_what_it_lacks_or_bad(headroom, differences,
         kinds=(1, 2),
     )
     assert plans.outcome_of(made) == {"kinds": 2, "gibibytes": 64.2, **expected}
+
+
+def test_a_script_that_is_planned_with_the_kernels_of_npus_needs_no_other_plan():
+    one, other = (plans.Planned((Script("mindspeed", name, ()),), ("--num-layers", name)) for name in "12")
+    Record.read("planned_npu.json").add(one.key, script="mindspeed:1", verdict=LACKS, scripts=["mindspeed:1"])
+    assert [plans.is_wanted("planned.json", each) for each in (one, other)] == [False, True]
+    assert plans.is_wanted("planned_npu.json", one)
