@@ -135,7 +135,8 @@ def launch_scripts_page(registry: Registry) -> str:
         "what data parallelism shards takes less. Plans of scripts for NPUs are made with the kernels of",
         "torch_npu (`--platform fake-npu`) where the table says so, all others with those of CPUs, which",
         "keep more than those of the device where a feature has none for CPUs (flash attention without its",
-        "flag, products that communicate).",
+        "flag, products that communicate). A script of Megatron-FSDP has no plan, since that reads values",
+        "while it shards a model, and one that trains nothing has neither plan nor twin.",
         "",
     ]
     rows = (
