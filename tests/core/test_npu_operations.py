@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_megatron.instruments import npu_operations
@@ -12,6 +12,7 @@ sizes = st.integers(1, 9)
 distances = st.integers(0, 12)
 
 
+@settings(deadline=None)
 @given(queries=sizes, keys=sizes, behind=distances, ahead=distances)
 def test_a_band_has_the_scores_that_its_mask_leaves(queries, keys, behind, ahead):
     row, column = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)

@@ -68,7 +68,9 @@ class Planned:
     @property
     def key(self) -> str:
         """Return the digest of its flags, which say its ranks, and device: its outcome is kept under it."""
-        kept = [option for option in of_a_step(self.flags) if option[0].partition("=")[0] not in _NUMBERS]
+        # A made-up file is the same one in every checkout.
+        flags = [word.replace(str(checked_lines.LINES.parent), "") for word in self.flags]
+        kept = [option for option in of_a_step(flags) if option[0].partition("=")[0] not in _NUMBERS]
         return digest(kept, DEVICES[self.script.source])
 
     @cached_property

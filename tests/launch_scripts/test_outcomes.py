@@ -81,3 +81,12 @@ def test_a_script_that_is_planned_with_the_kernels_of_npus_needs_no_other_plan()
     Record.read("planned_npu.json").add(one.key, script="mindspeed:1", verdict=LACKS, scripts=["mindspeed:1"])
     assert [plans.is_wanted("planned.json", each) for each in (one, other)] == [False, True]
     assert plans.is_wanted("planned_npu.json", one)
+
+
+def test_a_made_up_file_is_the_same_in_every_checkout(monkeypatch, tmp_path):
+    keys = set()
+    for folder in ("one", "other"):
+        monkeypatch.setattr(plans.checked_lines, "LINES", tmp_path / folder / "lines")
+        words = ("--fsdp2-config-path", str(tmp_path / folder / "fsdp2_options.yaml"))
+        keys.add(plans.Planned((Script("mindspeed", "x", ()),), words).key)
+    assert len(keys) == 1
