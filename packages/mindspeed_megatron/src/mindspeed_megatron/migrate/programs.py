@@ -7,20 +7,22 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from mindspeed_megatron.upstream.refused import HYBRID, OTHER_LANGUAGE_MODELS, REINFORCEMENT, VISION
+
 if TYPE_CHECKING:
     from mindspeed_megatron.migrate.script import Launch
 
 _OTHER_MODELS: Mapping[str, str] = {
-    "pretrain_bert.py": "BERT, T5 and retrieval models are not trained here",
-    "pretrain_t5.py": "BERT, T5 and retrieval models are not trained here",
-    "pretrain_ict.py": "BERT, T5 and retrieval models are not trained here",
-    "pretrain_retro.py": "BERT, T5 and retrieval models are not trained here",
-    "pretrain_vision_*.py": "vision models are not trained here",
-    "pretrain_vlm.py": "vision models are not trained here",
-    "pretrain_llava.py": "vision models are not trained here",
-    "pretrain_mamba.py": "hybrid and Mamba models need TransformerEngine's layers",
-    "pretrain_hybrid.py": "hybrid and Mamba models need TransformerEngine's layers",
-    "train_rl.py": "reinforcement learning is another program",
+    "pretrain_bert.py": OTHER_LANGUAGE_MODELS,
+    "pretrain_t5.py": OTHER_LANGUAGE_MODELS,
+    "pretrain_ict.py": OTHER_LANGUAGE_MODELS,
+    "pretrain_retro.py": OTHER_LANGUAGE_MODELS,
+    "pretrain_vision_*.py": VISION,
+    "pretrain_vlm.py": VISION,
+    "pretrain_llava.py": VISION,
+    "pretrain_mamba.py": HYBRID,
+    "pretrain_hybrid.py": HYBRID,
+    "train_rl.py": REINFORCEMENT,
 }
 """Trainings of other models, by the name of their program, with the reason why they are refused."""
 _NO_TRAININGS: Mapping[str, str] = {

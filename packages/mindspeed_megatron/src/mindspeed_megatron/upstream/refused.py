@@ -12,17 +12,21 @@ from mindspeed_megatron.upstream.verdicts import (
     refused,
 )
 
+OTHER_LANGUAGE_MODELS = "BERT, T5 and retrieval models are not trained here"
+VISION = "vision models are not trained here"
+HYBRID = "hybrid and Mamba models need TransformerEngine's layers"
+REINFORCEMENT = "reinforcement learning is another program"
 _MEGATRON_LM = "use Megatron-LM's scripts for it, with `import mindspeed_core.megatron_adaptor`"
 
 REFUSED_FLAGS: tuple[Verdict, ...] = (
     *refused(
         MEGATRON_LM,
         {
-            "reinforcement learning is another program": (
+            REINFORCEMENT: (
                 "use Megatron-LM's train_rl.py",
                 "--rl-* --grpo-* --langrl-* --perform-rl-step --refit-method",
             ),
-            "BERT, T5 and retrieval models are not trained here": (
+            OTHER_LANGUAGE_MODELS: (
                 "train a GPT without it",
                 "--bert-* --output-bert-embeddings --onnx-safe --ict-* --biencoder-* --titles-data-path "
                 "--query-in-block-prob --use-one-sent-docs --evidence-data-path --retriever-* "
@@ -30,13 +34,13 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 "--encoder-num-layers --decoder-num-layers "
                 "--encoder-seq-length --decoder-seq-length --vocab-extra-ids --relative-attention-*",
             ),
-            "vision models are not trained here": (
+            VISION: (
                 "train a GPT without it",
                 "--num-classes --img-h --img-w --num-channels --patch-dim --classes-fraction "
                 "--data-per-class-fraction --head-lr-mult --vision-* --swin-* "
                 "--mask-type --mask-factor --iter-per-epoch --dino-* --sample-rate",
             ),
-            "hybrid and Mamba models need TransformerEngine's layers": (
+            HYBRID: (
                 "train a GPT without it",
                 "--spec --hybrid-*-ratio --mamba-*",
             ),
@@ -145,7 +149,7 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 "--step-batch-size-schedule",
             ),
             "a validation has the batch size of the training": (LEAVE_OUT, "--eval-global-batch-size"),
-            "hybrid and Mamba models need TransformerEngine's layers": (
+            HYBRID: (
                 "train a GPT without it",
                 "--hybrid-layer-pattern",
             ),
