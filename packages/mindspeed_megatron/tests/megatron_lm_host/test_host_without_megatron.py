@@ -18,6 +18,7 @@ from mindspeed_core.discovery.stages import core_stages
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.registry import Registry
+from mindspeed_megatron import brought_training
 from mindspeed_megatron.hosts.megatron_lm import checkout
 from mindspeed_megatron.hosts.megatron_lm.flag_ownership import still_values
 from mindspeed_megatron.hosts.megatron_lm.flags import _of_record, flags_of
@@ -251,7 +252,7 @@ def test_what_megatron_core_brings_is_no_checkout(tmp_path, monkeypatch, searche
         (place / TRAINING).mkdir(parents=True)
         (place / TRAINING / "arguments.py").touch()
     brought = SimpleNamespace(locate_file=lambda name: site / name)
-    monkeypatch.setattr(checkout, "distribution", lambda name: brought)
+    monkeypatch.setattr(brought_training, "distribution", lambda name: brought)
     searched.append(str(site))
     assert "brings megatron.training" in checkout.findings()[0].observed
     monkeypatch.setenv(checkout.VARIABLE, str(tree))

@@ -13,14 +13,14 @@ import runpy
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mindspeed_megatron.brought_training import is_brought
 from mindspeed_tune.launch_command import MODULE, TRAIN
 
 DELIVERED, EXPLAINED, FAILED = "record", "explained", "failed"
@@ -115,21 +115,12 @@ def _adapt(probe: Any) -> None:
     try:
         adaptor = import_module("mindspeed_core.megatron_adaptor")
     except ImportError:
-        if not _is_brought(training.submodule_search_locations or ()):
+        if not any(map(is_brought, map(Path, training.submodule_search_locations or ()))):
             raise
         # A script that does not use what megatron-core brings does not need what that imports.
         return
     # The host asks who is there before it chooses what to intercept.
     adaptor.install(extra_plugins=(probe,))
-
-
-def _is_brought(places: Sequence[str]) -> bool:
-    """Return whether an importable ``megatron.training`` is what megatron-core brings since 0.17."""
-    try:
-        brought = Path(str(distribution("megatron-core").locate_file("megatron/training"))).resolve()
-    except PackageNotFoundError:
-        return False
-    return any(Path(place).resolve() == brought for place in places)
 
 
 def _set_place(job: Mapping[str, Any], given: Mapping[str, str]) -> None:

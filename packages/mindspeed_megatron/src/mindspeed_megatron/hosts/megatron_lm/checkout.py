@@ -9,7 +9,6 @@ import ast
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from mindspeed_core.discovery.installed import installed_version, package_places
+from mindspeed_megatron.brought_training import is_brought
 from mindspeed_megatron.dataset_helpers import (
     SOURCE,
     build_command,
@@ -100,21 +100,9 @@ def find_checkout() -> Path | None:
     named = os.environ.get(VARIABLE, "")
     places = [Path(path or ".") for path in (*sys.path, *([named] if named else []))]
     found = [place for place in places if (place / "megatron" / "training" / "arguments.py").is_file()]
-    if found and named and is_brought(found[0]):
+    if found and named and is_brought(found[0] / "megatron" / "training"):
         return found[-1]
     return found[0] if found else None
-
-
-def is_brought(place: Path) -> bool:
-    """Return whether the ``megatron.training`` of a folder is that of the installed megatron-core.
-
-    It has it since 0.17: that it can be imported says nothing of a checkout.
-    """
-    try:
-        brought = Path(str(distribution("megatron-core").locate_file("megatron/training")))
-    except PackageNotFoundError:
-        return False
-    return (place / "megatron" / "training").resolve() == brought.resolve()
 
 
 def mixture() -> str:
@@ -171,7 +159,7 @@ def findings() -> list[Finding]:
     elif str(checkout) == os.environ.get(VARIABLE, ""):
         remedy = f"PYTHONPATH={checkout} where the scripts do not lie in the checkout"
         found.append(Finding(NOTE, "Megatron-LM", f"{VARIABLE} names {checkout}", remedy))
-    elif is_brought(checkout):
+    elif is_brought(checkout / "megatron" / "training"):
         version = installed_version("megatron-core")
         found.append(Finding(OK, "Megatron-LM", f"megatron-core {version} brings megatron.training"))
     else:
